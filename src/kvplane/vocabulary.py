@@ -1,0 +1,250 @@
+"""Vocabulary: the nouns everybody shares.
+
+Pure: types only; no logic beyond a noun's own invariants and text form, no IO. The ground floor:
+it imports nothing of ours and every package may import it. Open it to add a word, not a decision.
+
+    engines TELL changes -> the index REMEMBERS blocks -> a request ASKS for depth -> a room MEETS
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NewType
+
+BlockHash = NewType("BlockHash", int)  # unsigned 64 bit; chained, so it names a whole prefix
+Pod = NewType("Pod", str)  # what the scheduler starts and stops, by name; holds no '@'
+Epoch = NewType("Epoch", int)  # one life of a worker, numbered by the store; larger is newer
+Generation = NewType("Generation", str)  # start of a process as it tells it; equality only
+Sequence = NewType("Sequence", int)  # number of an event batch within one life, from 0
+Room = NewType("Room", int)  # one meeting of one prefill and one decode; 1 .. 2**63-1
+Cursor = NewType("Cursor", str)  # a position in the change stream; opaque to clients
+
+HASH_SCHEME = "kvplane-xxh3-1"  # part of every namespace: a new scheme never meets the old one
+MAX_ROOM = 2**63 - 1
+
+
+class Role(StrEnum):
+    """What a pod does with a request."""
+
+    PREFILL = "prefill"
+    DECODE = "decode"
+    BOTH = "both"
+
+
+class Tier(StrEnum):
+    """Where a block lies, best first; holding is per worker *and* tier."""
+
+    GPU = "gpu"
+    CPU = "cpu"
+    DISK = "disk"
+    REMOTE = "remote"
+
+
+class Knowledge(StrEnum):
+    """How far the index may be believed about one worker; worst last."""
+
+    EXACT = "exact"  # stream live, no open gap
+    PARTIAL = "partial"  # gap open, replaying, or rebuilt from an incomplete replay
+    DARK = "dark"  # never heard, silent too long, or a failed precondition
+    OFF = "off"  # events not configured
+
+
+class Stage(StrEnum):
+    """The steps of one room, in order. Recorded by whoever did them, never inferred."""
+
+    REGISTER = "register"
+    RESOLVE_TOPOLOGY = "resolve-topology"
+    RESOLVE_RANK = "resolve-rank"
+    CONNECT = "connect"
+    VERIFY = "verify"
+    CONSUME = "consume"
+
+
+class ClearReason(StrEnum):
+    """Why everything we knew of a worker became void."""
+
+    GAP = "gap"  # batches lost and not replayed
+    RESTART = "restart"  # a new life
+    ENGINE = "engine"  # the engine dropped its cache itself
+    GONE = "gone"  # the worker left the fleet
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Worker:
+    """One prefix cache a request can be sent to: a data-parallel rank of a pod.
+
+    Text form: `pod` for rank 0, `pod@rank` otherwise. Raises ValueError for an empty pod, one
+    that holds '@' or blanks, or a negative rank.
+    """
+
+    pod: Pod
+    dp_rank: int = 0
+
+    def __post_init__(self) -> None:
+        if not self.pod or "@" in self.pod or any(c.isspace() for c in self.pod):
+            raise ValueError(f"pod {self.pod!r}: must be a name without '@' and blanks")
+        if self.dp_rank < 0:
+            raise ValueError(f"dp_rank {self.dp_rank}: must be 0 or more")
+
+    def __str__(self) -> str:
+        return self.pod if self.dp_rank == 0 else f"{self.pod}@{self.dp_rank}"
+
+    @staticmethod
+    def parse(text: str) -> Worker:
+        """The reverse of str(); raises ValueError where the text is no worker."""
+        pod, at, rank = text.partition("@")
+        if at and not rank.isdecimal():
+            raise ValueError(f"worker {text!r}: rank after '@' must be a number")
+        return Worker(Pod(pod), int(rank) if at else 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Namespace:
+    """What must be equal before two blocks are the same; folded into the seed of the chain."""
+
+    model: str
+    block_size: int  # tokens
+    adapter: str = ""
+    salt: str = ""
+    extra: tuple[str, ...] = ()  # multimodal items and other keys, canonical text, in order
+
+    def text(self) -> str:
+        """Canonical JSON text that is hashed; documented in index/hashing.py."""
+        fields = [HASH_SCHEME, self.model, self.adapter, self.salt, list(self.extra)]
+        return json.dumps([*fields, self.block_size], separators=(",", ":"), ensure_ascii=True)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixChain:
+    """BlockHashes of a prompt, first block first; the last, partial block is not in it."""
+
+    namespace: Namespace
+    blocks: tuple[BlockHash, ...]
+    tokens: int = 0  # length of the whole prompt, partial block included
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A worker holds these chained blocks in this tier now."""
+
+    worker: Worker
+    epoch: Epoch
+    tier: Tier
+    parent: BlockHash | None  # the block before the first; None at the root of a prompt
+    blocks: tuple[BlockHash, ...]
+    block_size: int  # tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Removed:
+    """A worker no longer holds any copy of these blocks in this tier."""
+
+    worker: Worker
+    epoch: Epoch
+    tier: Tier
+    blocks: tuple[BlockHash, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cleared:
+    """Everything a worker held (in one tier, or in all) is void; `epoch` is the life from now on."""
+
+    worker: Worker
+    epoch: Epoch
+    reason: ClearReason
+    tier: Tier | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """How far the index may be believed about a worker from now on, and why in words."""
+
+    worker: Worker
+    epoch: Epoch
+    state: Knowledge
+    reason: str
+    since: float  # wall clock, seconds
+
+
+Change = Stored | Removed | Cleared | Known  # the only language between events and index
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """Rank grid and page form of one instance; two instances pair when their shapes agree."""
+
+    tp: int = 1
+    cp: int = 1
+    dp: int = 1
+    pp: int = 1
+    page_size: int | None = None  # tokens
+    kv_dtype: str | None = None
+    kv_layout: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class BootstrapTriple:
+    """All a decode needs to find its prefill."""
+
+    host: str  # bare literal or name, no brackets
+    port: int
+    room: Room
+
+    @property
+    def address(self) -> str:
+        """host:port with an IPv6 literal in brackets."""
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, slots=True)
+class Binding:
+    """A room with the pair chosen for it and the epochs it was chosen under; one attempt."""
+
+    room: Room
+    prefill: Worker
+    decode: Worker
+    triple: BootstrapTriple
+    prefill_epoch: Epoch | None = None
+    decode_epoch: Epoch | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StageRecord:
+    """What one party saw of one stage of one room. `outcome` is "ok" or "failed"."""
+
+    room: Room
+    stage: Stage
+    outcome: str
+    duration_s: float
+    detail: str = ""  # a sentence; names the culprit when outcome is failed
+    by: str = ""  # who recorded it: gateway, or the engine's name
+    at: float = 0.0  # wall clock of the end, seconds
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerUp:
+    """Discovery says: this pod serves. One per pod; its dp ranks are separate Workers."""
+
+    pod: Pod
+    url: str  # http://host:port, no trailing slash
+    role: Role
+    engine: str = "kvplane"  # kvplane | sglang | vllm
+    model: str = ""  # "" = ask the engine
+    bootstrap_host: str | None = None  # None = host of url
+    bootstrap_port: int | None = None
+    events: tuple[str, ...] = ()  # ZMQ endpoint per dp rank; empty = no events
+    replay: tuple[str, ...] = ()  # same order; empty = no replay
+    block_size: int | None = None  # tokens; None = learn from the engine or its events
+    dp_size: int = 1
+    max_tokens: int | None = None  # longest prompt + answer
+    tokenizer: str = ""  # folder; "" = the gateway's own
+    generation: Generation | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerDown:
+    """Discovery says: this pod is gone."""
+
+    pod: Pod

@@ -1,0 +1,1 @@
+"""Kit: what tests share. Fakes of time, waits for conditions, real servers on free ports."""
