@@ -149,7 +149,7 @@ class Removed:
 
 @dataclass(frozen=True, slots=True)
 class Cleared:
-    """Everything a worker held (in one tier, or in all) is void; `epoch` is the life from now on."""
+    """All a worker held (in one tier, or in every) is void; `epoch` is the life from now on."""
 
     worker: Worker
     epoch: Epoch

@@ -1,0 +1,57 @@
+# Two commands matter: `make demo` and `make test`. Everything else is a part of them or a long run.
+#
+# .venv is made once; two stamps say what is in it (demo = the product, test = with the test extra).
+# Versions come from constraints.txt: `make constraints` renews it.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.PHONY: help demo test check bench soak constraints clean
+
+help:
+	@echo "make demo [ARGS=--once]  a whole plane with two prefill and two decode engines"
+	@echo "make test                lint, types and all tests"
+	@echo "make check | bench | soak | constraints | clean"
+
+$(BIN)/python:
+	@$(PYTHON) -c 'import sys; sys.exit("kvplane needs Python 3.11 or newer: make PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	$(PYTHON) -m venv $(VENV)
+	-$(BIN)/python -m pip install -q --disable-pip-version-check uv
+
+# uv where it could be had, else pip: same files, same versions, slower.
+install = if [ -x $(BIN)/uv ]; then $(BIN)/uv pip install -q --python $(BIN)/python -c constraints.txt $(1); \
+	else $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt $(1); fi
+
+$(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
+	$(call install,-e .)
+	@touch $@
+
+$(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/python
+	$(call install,-e '.[test]')
+	@touch $@ $(VENV)/.demo
+
+demo: $(VENV)/.demo
+	@exec $(BIN)/kvplane demo $(ARGS)
+
+check: $(VENV)/.test
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test: check
+	$(BIN)/pytest $(ARGS)
+
+bench: $(VENV)/.test
+	$(BIN)/python -m bench $(ARGS)
+
+soak: $(VENV)/.test
+	$(BIN)/pytest tests/soak --override-ini=timeout=3600 $(ARGS)
+
+constraints: $(VENV)/.test
+	$(BIN)/uv pip compile --universal -q --no-header --no-emit-index-url --no-annotate --python-version 3.11 \
+		--extra test --extra otel --extra envoy --extra k8s --upgrade pyproject.toml -o constraints.txt
+
+clean:
+	rm -rf $(VENV) .run build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,0 +1,135 @@
+"""Doors: one HTTP port from an ASGI app, and one app from several.
+
+Door. Above it wiring.py; below it uvicorn. Open it to change how a port is opened and closed, or
+how paths are shared out between the apps of one process.
+
+    Switchboard: /index/...  -> the index app      /metrics -> metrics      the rest -> the gateway
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import uvicorn
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+log = logging.getLogger(__name__)
+
+GRACE_S = 3.0  # open connections may end by themselves this long, then they are cut
+BACKLOG = 2048  # connections the kernel keeps for us while the loop is busy
+
+
+class PortTaken(OSError):
+    """Somebody else listens there, or we may not. Names the address."""
+
+
+class _Uvicorn(uvicorn.Server):
+    """uvicorn without its own signal handling: the process has one owner, wiring.py."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A listening socket; port 0 takes any free one. Raises PortTaken naming host and port."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+        listener.setblocking(False)
+    except OSError as error:
+        listener.close()
+        raise PortTaken(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+    return listener
+
+
+class Server:
+    """A Part that serves one ASGI app on one port, in the loop that starts it."""
+
+    def __init__(self, app: Any, host: str, port: int, name: str) -> None:
+        config = uvicorn.Config(
+            app,
+            http="httptools",
+            loop="none",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=75,  # longer than any client of ours keeps an idle connection
+            timeout_graceful_shutdown=int(GRACE_S),
+        )
+        self._server = _Uvicorn(config)
+        self._host, self._wanted, self._name = host, port, name
+        self._task: asyncio.Task[None] | None = None
+        self.port = port
+
+    async def start(self) -> None:
+        listener = bind(self._host, self._wanted)
+        self.port = listener.getsockname()[1]
+        self._task = asyncio.create_task(self._server.serve([listener]), name=f"serve {self._name}")
+        while not self._server.started:
+            if self._task.done():
+                listener.close()
+                await self._task
+                raise RuntimeError(f"{self._name} ended while starting")
+            await asyncio.sleep(0.002)
+        log.info("listening name=%s host=%s port=%d", self._name, self._host, self.port)
+
+    async def stop(self) -> None:
+        if self._task is None:
+            return
+        self._server.should_exit = True
+        try:
+            await asyncio.wait_for(asyncio.shield(self._task), GRACE_S + 1)
+        except TimeoutError:
+            self._server.force_exit = True
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._task = None
+
+
+class Switchboard:
+    """Gives each path prefix to its app; the longest prefix wins, `""` takes the rest."""
+
+    def __init__(self, apps: Mapping[str, Any]) -> None:
+        self._apps = sorted(apps.items(), key=lambda item: -len(item[0]))
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        path: str = scope.get("path", "")
+        prefix, app = next(
+            (known, app)
+            for known, app in self._apps
+            if not known or path == known or path.startswith(known + "/")
+        )
+        if prefix and scope["type"] == "http":
+            scope = dict(scope, root_path=scope.get("root_path", "") + prefix)
+        await app(scope, receive, send)
+
+
+class Metrics:
+    """GET /metrics: the registry as Prometheus text."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+        allowed = scope["method"] in ("GET", "HEAD")
+        body = generate_latest(self._registry) if allowed else b"use GET"
+        headers = [
+            (b"content-type", CONTENT_TYPE_LATEST.encode() if allowed else b"text/plain"),
+            (b"content-length", str(len(body)).encode()),
+        ]
+        status = 200 if allowed else 405
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        shown = body if scope["method"] != "HEAD" else b""
+        await send({"type": "http.response.body", "body": shown})

@@ -1,0 +1,181 @@
+"""Settings: what was this process told to do?
+
+Pure: flags over KVPLANE_* environment over kvplane.toml, in that order, checked value by value.
+Above it only __main__.py, which reads argv, environment and file; below it wiring.py, which turns
+the result into each package's own settings. Open it to add a flag: one Key in options.py.
+
+    --port 9000  >  KVPLANE_PORT=9000  >  [router] port = 9000  >  port = 9000  >  the default
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from kvplane.options import COMMANDS, WORKER_COMMANDS, Command, Key
+from kvplane.vocabulary import Role, WorkerUp
+from kvplane.workers import WorkerFault, declared, worker_from_table
+
+
+class BadSetting(ValueError):
+    """A value nobody can use. Names the key, where it came from, the value and what is right."""
+
+    def __init__(self, key: str, source: str, value: object, want: str) -> None:
+        super().__init__(f"{key} = {value!r} ({source}): {want}")
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """Everything one process was told: its command, checked values by key, and its workers."""
+
+    command: str
+    values: Mapping[str, Any]
+    workers: tuple[WorkerUp, ...] = ()
+
+    def __getitem__(self, key: str) -> Any:
+        return self.values[key]
+
+
+class _Worker(argparse.Action):
+    """--prefill URL [BOOTSTRAP_PORT] | --decode URL | --worker-urls URL..., in order of naming."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option: str | None = None,
+    ) -> None:
+        role = {"--prefill": Role.PREFILL, "--decode": Role.DECODE}.get(option or "", Role.BOTH)
+        found = namespace.workers = list(getattr(namespace, "workers", None) or [])
+        try:
+            if role is Role.BOTH:
+                found.extend(declared(url, role) for url in values)
+            elif len(values) > (2 if role is Role.PREFILL else 1):
+                parser.error(f"{option} {' '.join(values)!r}: too many words after it")
+            else:
+                found.append(declared(values[0], role, *values[1:]))
+        except WorkerFault as error:
+            parser.error(f"{option} {' '.join(values)!r}: {error}")
+
+
+class _Events(argparse.Action):
+    """--events ENDPOINT and --replay ENDPOINT belong to the worker named last."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option: str | None = None,
+    ) -> None:
+        found = getattr(namespace, "workers", None)
+        if not found:
+            parser.error(f"{option} {values!r}: name a worker first (--prefill, --decode)")
+        field = "events" if option == "--events" else "replay"
+        found[-1] = replace(found[-1], **{field: (*getattr(found[-1], field), values)})
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line; every flag with its default in --help."""
+    top = argparse.ArgumentParser(prog="kvplane", description="A global KV index control plane.")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, command in COMMANDS.items():
+        usage = " ".join(["%(prog)s [FLAGS]", *(word for word, _ in command.positional)])
+        sub = commands.add_parser(name, help=command.help, description=command.help, usage=usage)
+        sub.add_argument("--config", metavar="FILE", help="default: kvplane.toml where it exists")
+        for positional, text in command.positional:
+            sub.add_argument(positional, help=text)
+        for key in command.keys:
+            _add(sub, key)
+        if name in WORKER_COMMANDS:
+            _add_workers(sub)
+    return top
+
+
+def _add(sub: argparse.ArgumentParser, key: Key) -> None:
+    text = f"{key.help} (default: {key.shown()})"
+    if key.is_switch:
+        sub.add_argument(key.flag, dest=key.name, action="store_const", const="true", help=text)
+    else:
+        metavar = key.name.split("_")[-1].upper()
+        sub.add_argument(key.flag, dest=key.name, metavar=metavar, help=text)
+
+
+def _add_workers(sub: argparse.ArgumentParser) -> None:
+    one = {"action": _Worker, "nargs": "+", "dest": "workers"}
+    sub.add_argument("--prefill", metavar="URL [BOOTSTRAP_PORT]", help="a prefill engine", **one)  # type: ignore[arg-type]
+    sub.add_argument("--decode", metavar="URL", help="a decode engine", **one)  # type: ignore[arg-type]
+    sub.add_argument("--worker-urls", metavar="URL", help="engines that do both", **one)  # type: ignore[arg-type]
+    last = {"action": _Events, "dest": "workers", "metavar": "ZMQ_ENDPOINT"}
+    sub.add_argument("--events", help="KV events of the last named worker", **last)  # type: ignore[arg-type]
+    sub.add_argument("--replay", help="replay socket of the last named worker", **last)  # type: ignore[arg-type]
+
+
+def resolve(
+    flags: Mapping[str, Any], environ: Mapping[str, str], file: Mapping[str, Any]
+) -> Settings:
+    """Checked settings of `flags["command"]`; raises BadSetting for the first wrong value."""
+    name = str(flags["command"])
+    command = COMMANDS[name]
+    section = file.get(name.replace("-", "_"), {})
+    if not isinstance(section, Mapping):
+        raise BadSetting(name, "file", section, "must be a table")
+    _no_strangers(command, file, section)
+    values = {key.name: _value(key, flags, environ, section, file) for key in command.keys}
+    for positional, _ in command.positional:
+        values[positional] = flags[positional]
+    workers = flags.get("workers") or _from_file(file.get("workers", []))
+    return Settings(name, values, tuple(workers))
+
+
+def _value(
+    key: Key,
+    flags: Mapping[str, Any],
+    environ: Mapping[str, str],
+    section: Mapping[str, Any],
+    file: Mapping[str, Any],
+) -> Any:
+    env = f"KVPLANE_{key.name.upper()}"
+    sources = (
+        (f"flag {key.flag}", flags.get(key.name)),
+        (f"environment {env}", environ.get(env)),
+        ("file", section.get(key.name, file.get(key.name))),
+    )
+    for source, found in sources:
+        if found is None:
+            continue
+        text = str(found).lower() if isinstance(found, bool) else str(found)
+        try:
+            return key.parse(text)
+        except ValueError as error:
+            raise BadSetting(key.name, source, found, str(error)) from None
+    return key.default
+
+
+def _no_strangers(command: Command, file: Mapping[str, Any], section: Mapping[str, Any]) -> None:
+    """A key nobody reads is a typing error: say so instead of going on without it."""
+    known = {key.name for every in COMMANDS.values() for key in every.keys}
+    tables = {name.replace("-", "_") for name in COMMANDS} | {"workers"}
+    for key in file:
+        if key not in known | tables:
+            raise BadSetting(key, "file", file[key], "no such key; see kvplane COMMAND --help")
+    own = {key.name for key in command.keys}
+    for key in section:
+        if key not in own:
+            want = f"this command has {', '.join(sorted(own))}"
+            raise BadSetting(key, "file", section[key], want)
+
+
+def _from_file(tables: Sequence[Mapping[str, Any]]) -> list[WorkerUp]:
+    if not isinstance(tables, list):
+        raise BadSetting("workers", "file", tables, "must be [[workers]] tables")
+    found = []
+    for number, table in enumerate(tables):
+        try:
+            found.append(worker_from_table(table))
+        except WorkerFault as error:
+            raise BadSetting(f"workers[{number}]", "file", dict(table), str(error)) from None
+    return found

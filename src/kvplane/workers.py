@@ -1,0 +1,119 @@
+"""Workers: what a person wrote about an engine, as a WorkerUp.
+
+Pure: URLs, ports and tables in, nouns or a WorkerFault out. Used by settings.py for flags and for
+[[workers]] tables. Open it to accept another way of naming a worker.
+
+    http://10.0.0.7:30000 + prefill + 8998   ->  WorkerUp(pod 10.0.0.7:30000, ...)
+    http://[::1]:30000                       ->  WorkerUp(pod [::1]:30000, ...)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from kvplane.vocabulary import Pod, Role, WorkerUp
+
+ENGINES = ("kvplane", "sglang", "vllm")
+FIELDS = frozenset(
+    {
+        "url", "role", "engine", "bootstrap_port", "events", "replay", "model", "block_size",
+        "tokenizer", "name", "dp_size", "bootstrap_host",
+    }
+)  # fmt: skip
+
+
+class WorkerFault(ValueError):
+    """A worker that cannot be meant; says what would be right."""
+
+
+def endpoint_of(url: str) -> tuple[str, str]:
+    """(canonical http URL without slash at the end, pod name host:port) of a worker's URL.
+
+    Raises WorkerFault for another scheme, a missing host or port, or brackets that do not match.
+    """
+    text = url if "://" in url else f"http://{url}"
+    try:
+        parts = urlsplit(text)
+        port = parts.port
+    except ValueError as error:
+        raise WorkerFault(f"url {url!r}: {error}") from None
+    host = parts.hostname
+    if parts.scheme not in ("http", "https") or not host:
+        raise WorkerFault(f"url {url!r}: must be like http://host:port or http://[::1]:port")
+    if port is None or parts.path not in ("", "/") or parts.query or parts.username:
+        raise WorkerFault(f"url {url!r}: must be scheme, host and port only")
+    shown = f"[{host}]" if ":" in host else host
+    return f"{parts.scheme}://{shown}:{port}", f"{shown}:{port}"
+
+
+def declared(url: str, role: Role, bootstrap_port: str | None = None) -> WorkerUp:
+    """A worker named by flags; `bootstrap_port` may be 'none' as sgl router has it."""
+    clean, pod = endpoint_of(url)
+    port = None
+    if bootstrap_port is not None and bootstrap_port.lower() != "none":
+        port = _port("bootstrap port", bootstrap_port)
+    return WorkerUp(pod=Pod(pod), url=clean, role=role, bootstrap_port=port)
+
+
+def worker_from_table(table: Mapping[str, Any]) -> WorkerUp:
+    """One [[workers]] table of kvplane.toml; unknown members are refused by name."""
+    strangers = sorted(set(table) - FIELDS)
+    if strangers:
+        raise WorkerFault(f"{strangers[0]!r} is no member; known: {', '.join(sorted(FIELDS))}")
+    if not isinstance(table.get("url"), str):
+        raise WorkerFault("url is missing: must be like http://host:port")
+    clean, pod = endpoint_of(table["url"])
+    dp_size = _count("dp_size", table.get("dp_size", 1))
+    size, port = table.get("block_size"), table.get("bootstrap_port")
+    return WorkerUp(
+        pod=Pod(str(table.get("name", pod))),
+        url=clean,
+        role=Role(_choice("role", table.get("role", "both"), tuple(Role))),
+        engine=_choice("engine", table.get("engine", "kvplane"), ENGINES),
+        model=str(table.get("model", "")),
+        bootstrap_host=table.get("bootstrap_host"),
+        bootstrap_port=None if port is None else _port("bootstrap_port", port),
+        events=_endpoints("events", table.get("events"), dp_size),
+        replay=_endpoints("replay", table.get("replay"), dp_size),
+        block_size=None if size is None else _count("block_size", size),
+        dp_size=dp_size,
+        tokenizer=str(table.get("tokenizer", "")),
+    )
+
+
+def _port(name: str, value: object) -> int:
+    text = str(value)
+    if not text.isdecimal() or not 0 < int(text) < 65536:
+        raise WorkerFault(f"{name} {value!r}: must be a port, 1 to 65535")
+    return int(text)
+
+
+def _count(name: str, value: object) -> int:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        raise WorkerFault(f"{name} {value!r}: must be a number of 1 or more")
+    return value
+
+
+def _choice(name: str, value: object, choices: tuple[str, ...]) -> str:
+    if value not in choices:
+        raise WorkerFault(f"{name} {value!r}: must be one of {', '.join(choices)}")
+    return str(value)
+
+
+def _endpoints(name: str, value: object, dp_size: int) -> tuple[str, ...]:
+    """One endpoint per dp rank: a list as it is, or one text whose port counts up by rank."""
+    if value is None:
+        return ()
+    if isinstance(value, list):
+        if len(value) != dp_size or not all(isinstance(item, str) for item in value):
+            raise WorkerFault(f"{name}: must be one endpoint per dp rank ({dp_size})")
+        return tuple(value)
+    head, _, port = str(value).rpartition(":")
+    if not str(value).startswith(("tcp://", "ipc://")):
+        raise WorkerFault(f"{name} {value!r}: must be like tcp://host:port")
+    if dp_size == 1:
+        return (str(value),)
+    first = _port(name, port)
+    return tuple(f"{head}:{first + rank}" for rank in range(dp_size))
