@@ -1,0 +1,221 @@
+"""Legs: one HTTP request to one engine over a kept connection. Who owns the sockets?
+
+Edge: the pool. Sits on legs_connection.py (bytes) and legs_exchange.py (one leg); dispatch.py
+and the proxy begin legs here. Open it to change when connections are kept, dropped or made.
+Never resends: a request leaves once, and what to do after an error is for retry.py to say.
+
+    begin -> newest idle connection, else a new one, else wait for one -> Exchange
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+import ssl
+from collections import deque
+
+from kvplane.runtime import Clock, SystemClock, cancel, supervise
+
+from .legs_connection import Connection
+from .legs_errors import LegError, PoolFull, Refused, TlsFailed
+from .legs_exchange import Bell, Exchange
+from .legs_settings import LegSettings
+from .legs_wire import Headers, Origin, request_head
+
+
+class _Engine:
+    """The connections of one origin."""
+
+    def __init__(self) -> None:
+        self.idle: list[Connection] = []  # last in, first out: the warmest is used, the rest age
+        self.open = 0  # connections made or being made
+        self.waiters: deque[Exchange] = deque()
+        self.removed = False
+
+
+class Legs:
+    """Pool of engine connections. A Part: start() runs the sweeper, stop() closes everything."""
+
+    def __init__(
+        self,
+        settings: LegSettings | None = None,
+        clock: Clock | None = None,
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        self._settings = settings or LegSettings()
+        self._clock = clock or SystemClock()
+        self._tls = tls  # made once; CA and client certificate are the caller's
+        self._engines: dict[Origin, _Engine] = {}
+        self._home: dict[Connection, tuple[Origin, _Engine]] = {}
+        self._live: dict[Exchange, asyncio.Task[None] | None] = {}  # with its connect, if any
+        self._sweeper: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Start to watch the deadlines."""
+        self._sweeper = asyncio.create_task(supervise("legs", self._sweep_for_ever, self._clock))
+
+    async def stop(self) -> None:
+        """Abort every leg and close every connection."""
+        connects = [task for task in self._live.values() if task is not None]
+        for exchange in list(self._live):
+            exchange.abort()
+        for connection in list(self._home):
+            connection.abort()
+        await cancel(self._sweeper, *connects)
+        self._sweeper = None
+        self._engines.clear()
+
+    @property
+    def live(self) -> int:
+        """Legs that are neither complete nor failed."""
+        return len(self._live)
+
+    @property
+    def sockets(self) -> int:
+        """Open connections, idle ones included."""
+        return len(self._home)
+
+    def begin(
+        self,
+        origin: Origin,
+        target: str,
+        headers: Headers = (),
+        body: bytes = b"",
+        bell: Bell | None = None,
+        method: str = "POST",
+    ) -> Exchange:
+        """Send a request now, without waiting; everything that follows is told to the exchange.
+
+        Raises ValueError for a target or header that could split the request.
+        """
+        head = request_head(method, origin, target, headers, len(body))
+        exchange = Exchange(origin, head, body, self._settings, bell or Bell())
+        exchange.on_over = self._ended
+        exchange.begin(self._clock.now())
+        self._live[exchange] = None
+        engine = self._engines.setdefault(origin, _Engine())
+        if (connection := self._take(engine)) is not None:
+            connection.send(exchange)
+        elif engine.open < self._settings.connections:
+            self._dial(origin, engine, exchange)
+        elif len(engine.waiters) < self._settings.waiters:
+            engine.waiters.append(exchange)
+        else:
+            exchange.fail(PoolFull, f"{engine.open} connections busy, {len(engine.waiters)} wait")
+        return exchange
+
+    def forget(self, origin: Origin) -> None:
+        """The engine left the fleet: close what idles; legs under way end by themselves."""
+        engine = self._engines.pop(origin, None)
+        if engine is not None:
+            engine.removed = True
+            for connection in list(engine.idle):
+                connection.abort()
+            engine.idle.clear()
+
+    def _take(self, engine: _Engine) -> Connection | None:
+        """Newest idle connection that may still be used; the others are closed on the way."""
+        while engine.idle:
+            connection = engine.idle.pop()
+            if connection.usable:
+                return connection
+            connection.abort()
+        return None
+
+    def _dial(self, origin: Origin, engine: _Engine, exchange: Exchange) -> None:
+        engine.open += 1
+        self._live[exchange] = asyncio.create_task(self._connect(origin, engine, exchange))
+
+    async def _connect(self, origin: Origin, engine: _Engine, exchange: Exchange) -> None:
+        connection = Connection(self._settings, self._clock.now, self._freed, self._lost)
+        tls = self._context() if origin.tls else None
+        try:
+            await asyncio.get_running_loop().create_connection(
+                lambda: connection, origin.host, origin.port, ssl=tls
+            )
+        except BaseException as error:
+            engine.open -= 1
+            self._serve(origin, engine)
+            if not isinstance(error, (OSError, UnicodeError)):
+                raise
+            exchange.fail(*_refusal(error))
+            return
+        if connection.lost:
+            engine.open -= 1
+            exchange.fail(Refused, "connection closed by the engine as soon as it was made")
+            self._serve(origin, engine)
+            return
+        self._home[connection] = (origin, engine)
+        if exchange.over:
+            self._freed(connection)
+        else:
+            self._live[exchange] = None
+            connection.send(exchange)
+
+    def _context(self) -> ssl.SSLContext:
+        if self._tls is None:
+            self._tls = ssl.create_default_context()
+        return self._tls
+
+    def _freed(self, connection: Connection) -> None:
+        """A message ended cleanly: the next waiter has it, or it idles."""
+        _, engine = self._home[connection]
+        while engine.waiters:
+            exchange = engine.waiters.popleft()
+            if not exchange.over:
+                connection.send(exchange)
+                return
+        if engine.removed or len(engine.idle) >= self._settings.idle_connections:
+            connection.abort()
+        else:
+            engine.idle.append(connection)
+
+    def _lost(self, connection: Connection) -> None:
+        home = self._home.pop(connection, None)
+        if home is not None:
+            origin, engine = home
+            engine.open -= 1
+            with contextlib.suppress(ValueError):
+                engine.idle.remove(connection)
+            self._serve(origin, engine)
+
+    def _serve(self, origin: Origin, engine: _Engine) -> None:
+        """A place for a connection became free: the longest waiting leg dials."""
+        while engine.waiters and engine.open < self._settings.connections:
+            exchange = engine.waiters.popleft()
+            if not exchange.over:
+                self._dial(origin, engine, exchange)
+
+    def _ended(self, exchange: Exchange) -> None:
+        task = self._live.pop(exchange, None)
+        if task is not None and task is not asyncio.current_task():
+            task.cancel()
+        engine = self._engines.get(exchange.origin)
+        if engine is not None and engine.waiters:
+            with contextlib.suppress(ValueError):
+                engine.waiters.remove(exchange)
+
+    async def _sweep_for_ever(self) -> None:
+        while True:
+            await self._clock.sleep(self._settings.sweep_s)
+            self.sweep()
+
+    def sweep(self) -> None:
+        """Fail legs past a deadline, close connections past their time."""
+        now = self._clock.now()
+        for exchange in list(self._live):
+            exchange.check(now)
+        for engine in self._engines.values():
+            for connection in [c for c in engine.idle if not c.usable]:
+                engine.idle.remove(connection)
+                connection.abort()
+
+
+def _refusal(error: Exception) -> tuple[type[LegError], str]:
+    """A failed connect in our words. Name and route failures count as refused."""
+    if isinstance(error, (ssl.SSLError, ssl.CertificateError)):
+        return TlsFailed, f"TLS: {error}"
+    if isinstance(error, socket.gaierror):
+        return Refused, f"name not found: {error}"
+    return Refused, f"no connection: {error.__class__.__name__}"

@@ -1,0 +1,227 @@
+"""Leg connection: bytes of one kept-alive socket -> head, body and end of one exchange at a time.
+
+Edge: an asyncio Protocol around httptools' parser. legs.py makes and keeps these;
+legs_exchange.py receives what is parsed. Open it to change what counts as a valid answer or when
+a connection may be used again. A connection never sends a request twice.
+
+    idle -> send -> head -> body -> end of message -> (feed returned, nothing left over) -> idle
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import httptools
+
+from .legs_errors import Cut, LegError, Malformed, Phase, Stale
+from .legs_exchange import Exchange
+from .legs_settings import LegSettings
+from .legs_wire import kept_s
+
+SLACK = 8192  # bytes of status lines and 1xx heads, on top of the cap of the head itself
+
+
+class BadAnswer(Exception):
+    """Raised inside a parser callback: the answer breaks one of our rules."""
+
+
+class Connection(asyncio.Protocol):
+    """One socket to one engine; carries one exchange at a time."""
+
+    def __init__(
+        self,
+        settings: LegSettings,
+        now: Callable[[], float],
+        on_free: Callable[[Connection], None],
+        on_lost: Callable[[Connection], None],
+    ) -> None:
+        self._settings, self._now = settings, now
+        self._on_free, self._on_lost = on_free, on_lost
+        self._transport: asyncio.Transport | None = None
+        self._exchange: Exchange | None = None
+        self._parser: httptools.HttpResponseParser | None = None
+        self.lost = False
+        self.uses = 0
+        self.free_since = 0.0
+        self.expire_s = settings.expire_s
+
+    # -- towards the pool
+
+    @property
+    def usable(self) -> bool:
+        """Open, idle, and not past the time after which the engine may close it."""
+        return (
+            self._transport is not None
+            and not self._transport.is_closing()
+            and self._exchange is None
+            and self._now() - self.free_since < self.expire_s
+        )
+
+    def send(self, exchange: Exchange) -> None:
+        """Write the request; from now on all bytes belong to `exchange`."""
+        assert self._transport is not None and self._exchange is None, "connection is not idle"
+        self._exchange = exchange
+        self._parser = httptools.HttpResponseParser(self)
+        self._headers: list[tuple[bytes, bytes]] = []
+        self._head_bytes = self._lines = self._silent_bytes = self._informational = 0
+        self._in_body = self._ended = self._glued = self._keep = self._until_close = False
+        exchange.sent(self, self._now(), reused=self.uses > 0)
+        self.uses += 1
+        head, body = exchange.head_out, exchange.body_out
+        if len(head) + len(body) <= self._settings.joined_bytes:
+            self._transport.write(head + body)
+        else:
+            self._transport.writelines([head, body])
+
+    def pause(self) -> None:
+        """Stop reading: the exchange holds enough."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.pause_reading()
+
+    def resume(self) -> None:
+        """Read on."""
+        if self._transport is not None and not self._transport.is_closing():
+            self._transport.resume_reading()
+
+    def abort(self) -> None:
+        """Close at once, whatever is under way. Idempotent, never puts back."""
+        self._exchange = None
+        if self._transport is not None:
+            self._transport.abort()
+
+    # -- asyncio.Protocol
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        assert isinstance(transport, asyncio.Transport)
+        self._transport = transport
+        self.free_since = self._now()
+
+    def data_received(self, data: bytes) -> None:
+        exchange, parser = self._exchange, self._parser
+        if exchange is None or parser is None:
+            self.abort()  # bytes nobody asked for: this connection is not to be trusted
+            return
+        exchange.moved(len(data), self._now())
+        self._silent_bytes += len(data)
+        broken = ""
+        try:
+            parser.feed_data(data)
+        except httptools.HttpParserCallbackError as error:
+            broken = str(error.__context__ or error)
+        except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
+            broken = f"not a valid answer: {error}"
+        if self._exchange is None:  # aborted by a callback's reader
+            return
+        if self._ended:
+            self._end(reusable=self._keep and not broken and not self._glued)
+        elif broken:
+            self._fail(Malformed, broken)
+        elif not self._in_body and exchange.received_bytes > self._settings.head_bytes + SLACK:
+            self._fail(Malformed, f"{exchange.received_bytes} bytes and still no end of the head")
+        elif self._silent_bytes > self._settings.head_bytes:
+            self._fail(Malformed, f"{self._silent_bytes} bytes of framing without an end")
+
+    def eof_received(self) -> bool | None:
+        return None  # the transport closes itself; connection_lost follows
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.lost = True
+        exchange = self._exchange
+        if exchange is not None:
+            if exc is None and self._until_close and exchange.status:
+                self._exchange = None
+                exchange.finish()
+            else:
+                how = "reset" if exc is not None else "closed"
+                stale = exchange.reused and exchange.phase is Phase.SENT
+                self._fail(Stale if stale else Cut, f"connection {how} by the engine")
+        self._parser = None
+        self._on_lost(self)
+
+    def _fail(self, kind: type[LegError], detail: str) -> None:
+        exchange, self._exchange = self._exchange, None
+        self._parser = None
+        if self._transport is not None:
+            self._transport.abort()
+        if exchange is not None:
+            exchange.fail(kind, detail)
+
+    def _end(self, reusable: bool) -> None:
+        """The message is complete and the parser has returned: only now may another follow."""
+        exchange, self._exchange, self._parser = self._exchange, None, None
+        assert exchange is not None and self._transport is not None
+        transport = self._transport
+        unsent = transport.get_write_buffer_size()  # it answered before it read the request
+        self.expire_s = kept_s(exchange.headers, self._settings.expire_s)
+        reusable = reusable and not unsent and self.expire_s > 0 and not transport.is_closing()
+        if exchange.paused and reusable:
+            self.resume()
+        exchange.finish()
+        if not reusable:
+            transport.abort()
+            return
+        self.free_since = self._now()
+        self._on_free(self)
+
+    # -- httptools callbacks
+
+    def on_message_begin(self) -> None:
+        if self._ended:
+            self._glued = True
+            raise BadAnswer("bytes after the end of the answer")
+
+    def on_status(self, reason: bytes) -> None:
+        self._silent_bytes = 0
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._silent_bytes = 0
+        self._lines += 1
+        self._head_bytes += len(name) + len(value) + 4
+        if self._lines > self._settings.head_lines:
+            raise BadAnswer(f"more than {self._settings.head_lines} headers")
+        if self._head_bytes > self._settings.head_bytes:
+            raise BadAnswer(f"head longer than {self._settings.head_bytes} bytes")
+        if not self._in_body:  # trailers are counted, not kept
+            self._headers.append((name.lower(), value))
+
+    def on_headers_complete(self) -> None:
+        self._silent_bytes = 0
+        parser, exchange = self._parser, self._exchange
+        assert parser is not None
+        status = int(parser.get_status_code())
+        if status == 101:
+            raise BadAnswer("the engine wants to switch protocols")
+        if status < 200:
+            self._informational += 1
+            self._headers.clear()
+            if self._informational > self._settings.informational:
+                raise BadAnswer("too many 1xx answers")
+            return
+        self._check_length(status)
+        self._keep = bool(parser.should_keep_alive())
+        self._in_body = True
+        if exchange is not None:
+            exchange.got_head(status, self._headers)
+
+    def _check_length(self, status: int) -> None:
+        """How the body ends. The parser refuses two lengths, and a length with chunks."""
+        names = {name for name, _ in self._headers}
+        for name, value in self._headers:
+            if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
+                raise BadAnswer(f"transfer-encoding {value[:40]!r}: only chunked is understood")
+        framed = b"content-length" in names or b"transfer-encoding" in names
+        self._until_close = not framed and status not in (204, 304)
+
+    def on_chunk_header(self) -> None:
+        self._silent_bytes = 0
+
+    def on_body(self, data: bytes) -> None:
+        self._silent_bytes = 0
+        if self._exchange is not None and not self._ended:
+            self._exchange.got_body(data)
+
+    def on_message_complete(self) -> None:
+        self._silent_bytes = 0
+        if self._in_body:
+            self._ended = True

@@ -1,0 +1,107 @@
+"""Leg wire: an engine's address and the bytes of a request's head.
+
+Pure: text in, bytes out. Used by legs.py and dispatch.py.
+Open it to change which headers reach an engine or what is refused as a header.
+
+    http://[::1]:30000 -> Origin("::1", 30000)      Host: [::1]:30000
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+Headers = Iterable[tuple[bytes, bytes]]
+
+NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+VALUE = re.compile(rb"[\t\x20-\x7e\x80-\xff]*")
+TARGET = re.compile(rb"/[\x21-\x7e]*")
+METHOD = re.compile(rb"(GET|POST|PUT|DELETE|PATCH)")
+
+# Taken over from the client on both legs; everything else, all hop-by-hop and all
+# x-override-* headers (SGLang lets them replace the bootstrap triple) stay behind.
+FORWARDED = frozenset(
+    {b"authorization", b"traceparent", b"tracestate", b"x-correlation-id", b"x-smg-routing-key"}
+)
+# Of the engine's answer: what belongs to our own connection with the client, or to us.
+HELD_BACK = frozenset(
+    {b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-connection", b"te", b"trailer"}
+    | {b"transfer-encoding", b"upgrade", b"date", b"server", b"x-request-id"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """Where an engine listens. `host` holds no brackets."""
+
+    host: str
+    port: int
+    tls: bool = False
+    prefix: str = ""  # path in front of every route, no trailing slash
+
+    @staticmethod
+    def parse(url: str) -> Origin:
+        """Of a base URL. Raises ValueError that names what is wrong."""
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError as error:
+            raise ValueError(f"url {url!r}: {error}") from error
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"url {url!r}: must be http://host:port or https://host:port")
+        if parts.query or parts.fragment or parts.username:
+            raise ValueError(f"url {url!r}: must hold no user, query or fragment")
+        tls = parts.scheme == "https"
+        return Origin(parts.hostname, port or (443 if tls else 80), tls, parts.path.rstrip("/"))
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def request_head(method: str, origin: Origin, target: str, headers: Headers, length: int) -> bytes:
+    """Head of one request, ready to be sent. Raises ValueError for anything that could split it."""
+    path = (origin.prefix + target).encode("latin-1", "replace")
+    if not METHOD.fullmatch(method.encode("latin-1", "replace")):
+        raise ValueError(f"method {method!r}: not one that is sent to engines")
+    if not TARGET.fullmatch(path):
+        raise ValueError(f"path {target!r}: must start with '/' and hold no blank or control byte")
+    lines = [b"%s %s HTTP/1.1\r\nhost: %s" % (method.encode(), path, str(origin).encode())]
+    for name, value in headers:
+        if not NAME.fullmatch(name) or not VALUE.fullmatch(value):
+            raise ValueError(f"header {name!r}: name or value holds a byte that is not allowed")
+        lines.append(b"%s: %s" % (name, value))
+    if length or method != "GET":
+        lines.append(b"content-length: %d" % length)
+    return b"\r\n".join(lines) + b"\r\n\r\n"
+
+
+def forwarded(headers: Headers) -> list[tuple[bytes, bytes]]:
+    """The client's headers that an engine may see."""
+    return [(name, value) for name, value in headers if name.lower() in FORWARDED]
+
+
+def passed_back(headers: Headers) -> list[tuple[bytes, bytes]]:
+    """The engine's headers that the client may see; `connection` may name more to hold back."""
+    held = HELD_BACK | {
+        word.strip().lower()
+        for name, value in headers
+        if name == b"connection"
+        for word in value.split(b",")
+    }
+    return [(n, v) for n, v in headers if n not in held and not n.startswith(b"x-kvplane-")]
+
+
+def kept_s(headers: Headers, usual_s: float) -> float:
+    """How long this connection may idle: `usual_s`, or one second below the engine's own limit.
+
+    keep-alive: timeout=3 -> 2 s        keep-alive: max=0 -> 0 s: do not keep it
+    """
+    for name, value in headers:
+        if name == b"keep-alive":
+            if re.search(rb"\bmax=0\b", value):
+                return 0.0
+            if found := re.search(rb"\btimeout=(\d{1,9})", value):
+                return min(usual_s, float(found[1]) - 1.0)
+    return usual_s
