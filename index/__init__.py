@@ -1,0 +1,52 @@
+"""Index: REMEMBER who holds which block.
+
+Door to the package: the few names others may use. hashing, view and ranking decide; stores and
+follower move bytes; api and client speak HTTP. Knows neither engines nor requests.
+"""
+
+from .errors import BadValue, CursorGone, IndexFault, IndexRefused, ShardsFixed, StoreDown
+from .hashing import Tokens, chain, extend, from_hex, pack, seed, to_hex
+from .stores.base import (
+    TIERS,
+    Applied,
+    Batch,
+    Entry,
+    GapRefused,
+    Outcome,
+    Position,
+    Repeat,
+    Row,
+    Snapshot,
+    StaleEpoch,
+    Store,
+    WorkerState,
+)
+
+__all__ = [
+    "TIERS",
+    "Applied",
+    "BadValue",
+    "Batch",
+    "CursorGone",
+    "Entry",
+    "GapRefused",
+    "IndexFault",
+    "IndexRefused",
+    "Outcome",
+    "Position",
+    "Repeat",
+    "Row",
+    "ShardsFixed",
+    "Snapshot",
+    "StaleEpoch",
+    "Store",
+    "StoreDown",
+    "Tokens",
+    "WorkerState",
+    "chain",
+    "extend",
+    "from_hex",
+    "pack",
+    "seed",
+    "to_hex",
+]
