@@ -1,0 +1,83 @@
+"""Transfer: moving the blocks of one room, and knowing that they are the right ones.
+
+    prefill                                   decode
+    backend.start(advertise, regions)         backend.start(advertise, regions)
+    Offers(backend, layout, ...)              Puller(backend, layout, resolver, ...)
+    offers.start(host) -> rank port
+    offers.deliver(room, pages, ...)          puller.pull(triple, pages, ...) -> Metadata
+
+Others use these names only.
+"""
+
+from .backends import BACKENDS, Backend, FakeBackend, TcpBackend
+from .errors import (
+    BadMetadata,
+    ChecksumMismatch,
+    DeadlineExceeded,
+    GenerationMismatch,
+    LayoutMismatch,
+    NotRegistered,
+    PeerGone,
+    PrefillFailed,
+    Refused,
+    RoomMismatch,
+    ShortData,
+    Stalled,
+    TransferError,
+    Unresolved,
+)
+from .metadata import Layout, Metadata
+from .metrics import TransferMetrics
+from .offer import Offers
+from .pull import Puller
+from .regions import PageOut, Region
+from .session import State
+from .settings import TransferSettings
+from .tamper import (
+    UNTOUCHED,
+    Tamper,
+    Untouched,
+    drop_last,
+    flip_byte,
+    foreign_room,
+    stale_generation,
+    swap_pages,
+)
+
+__all__ = [
+    "BACKENDS",
+    "UNTOUCHED",
+    "Backend",
+    "BadMetadata",
+    "ChecksumMismatch",
+    "DeadlineExceeded",
+    "FakeBackend",
+    "GenerationMismatch",
+    "Layout",
+    "LayoutMismatch",
+    "Metadata",
+    "NotRegistered",
+    "Offers",
+    "PageOut",
+    "PeerGone",
+    "PrefillFailed",
+    "Puller",
+    "Refused",
+    "Region",
+    "RoomMismatch",
+    "ShortData",
+    "Stalled",
+    "State",
+    "Tamper",
+    "TcpBackend",
+    "TransferError",
+    "TransferMetrics",
+    "TransferSettings",
+    "Unresolved",
+    "Untouched",
+    "drop_last",
+    "flip_byte",
+    "foreign_room",
+    "stale_generation",
+    "swap_pages",
+]
