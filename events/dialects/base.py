@@ -1,0 +1,135 @@
+"""Base: what must every engine's event format be turned into?
+
+Seam: the nouns past the decoder and what a dialect offers; pure. Sits between events/subscriber.py,
+which has bytes, and events/translation.py, which knows no engine. Open it when the nouns lack a
+fact that some engine tells.
+
+    payload bytes --decode--> Decoded(events: BlocksStored | BlocksRemoved | AllCleared)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvplane.vocabulary import Tier
+
+FULL_ATTENTION = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
+
+
+class BadBatch(ValueError):
+    """A payload that is no batch of events at all; its events are lost."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksStored:
+    """An engine holds these blocks now; hashes are engine keys (see `engine_key`)."""
+
+    hashes: tuple[bytes, ...]
+    parent: bytes | None  # the block before the first; None at the root of a prompt
+    tokens: Sequence[int]  # of the whole range; empty in placeholders of lower tiers
+    block_size: int  # tokens a block; 0 in placeholders
+    tier: Tier = Tier.GPU
+    adapter: str = ""  # LoRA name
+    salt: str = ""
+    extra: tuple[tuple[str, ...], ...] = ()  # other keys per hash (images, ...); empty = none
+    group: int = 0  # KV cache group of a hybrid model
+    kind: str = ""  # attention kind of the group; "" = the engine does not tell
+    paired: bool = False  # tokens were pairs: a block also needs the token after it
+    adapter_id: int | None = None  # engine-local number, where no name is told
+
+    @property
+    def dense(self) -> bool:
+        """Every block of the range is named, so positions may be counted."""
+        return 0 < len(self.tokens) == len(self.hashes) * self.block_size
+
+    @property
+    def full_attention(self) -> bool:
+        """A group whose blocks 0..n-1 are all needed: the only kind that is indexed."""
+        return self.kind in FULL_ATTENTION or (self.kind == "" and self.group == 0)
+
+
+@dataclass(frozen=True, slots=True)
+class BlocksRemoved:
+    """An engine gave up one copy of each of these blocks in one tier."""
+
+    hashes: tuple[bytes, ...]
+    tier: Tier = Tier.GPU
+    group: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AllCleared:
+    """An engine dropped its cache. In doubt about lower tiers we drop them too."""
+
+
+EngineEvent = BlocksStored | BlocksRemoved | AllCleared
+
+
+@dataclass(frozen=True, slots=True)
+class Dropped:
+    """One event that was left out. `kind` is a closed set: the three names, or "unknown"."""
+
+    kind: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Decoded:
+    """One batch of an engine."""
+
+    ts: float  # engine clock, seconds; 0.0 where it is missing
+    events: tuple[EngineEvent, ...]
+    dp_rank: int | None
+    dropped: tuple[Dropped, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """One engine's way to say it. `decode` raises BadBatch and nothing else."""
+
+    name: str
+    decode: Callable[[bytes], Decoded]
+    encode: Callable[[float, Sequence[EngineEvent], int], bytes]
+    copies: bool  # each physical copy of a block is told; else a block is there or not
+
+
+def engine_key(value: int | bytes) -> bytes:
+    """An engine's hash as opaque bytes; ints and bytes never meet, nor do the signs.
+
+    Raises ValueError for an int beyond 64 bit.
+
+        11 -> b"u" + 8 bytes    -5 -> b"s" + 8 bytes    b"..32" -> b"b..32"
+    """
+    if isinstance(value, bytes):
+        return b"b" + value
+    try:
+        if value >= 0:
+            return b"u" + value.to_bytes(8, "big")
+        return b"s" + value.to_bytes(8, "big", signed=True)
+    except OverflowError:
+        raise ValueError(f"block hash {value}: must fit into 64 bits") from None
+
+
+def engine_hash(key: bytes) -> int | bytes:
+    """The reverse of `engine_key`; raises ValueError for anything else."""
+    if key[:1] == b"b":
+        return key[1:]
+    if key[:1] not in (b"u", b"s") or len(key) != 9:
+        raise ValueError(f"engine key {key!r}: must be made by engine_key")
+    return int.from_bytes(key[1:], "big", signed=key[:1] == b"s")
+
+
+def tier_of(medium: str | None, locality: str | None = None) -> Tier:
+    """Where a block lies, from the many names of engines; compared without case.
+
+    What is not known is taken for remote: the tier that promises least.
+    """
+    name = (medium or "gpu").lower()
+    if name == "gpu":
+        return Tier.GPU
+    if (locality or "").upper() == "REMOTE":
+        return Tier.REMOTE
+    if name.startswith(("cpu", "host")):
+        return Tier.CPU
+    return Tier.DISK if name in ("disk", "storage", "ssd", "nvme") else Tier.REMOTE
