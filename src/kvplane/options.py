@@ -178,7 +178,16 @@ ENGINE_KEYS = (
     Key("faults", switch, None, "serve POST /fault; on by default on loopback only"),
     LOG,
 )
-INGEST_KEYS = (REDIS, PREFIX, SHARDS, Key("block_size", whole(1, 4096), None, "see router"), LOG)
+INGEST_KEYS = (
+    REDIS,
+    PREFIX,
+    SHARDS,
+    Key("block_size", whole(1, 4096), None, "tokens a block, where neither engine nor events tell"),
+    Key("health_check_interval_secs", seconds, 5.0, "between two health checks of a worker"),
+    HOST,
+    Key("prometheus_port", port, None, "port of /metrics"),
+    LOG,
+)
 INDEX_KEYS = (
     REDIS, PREFIX, HOST, Key("port", port, 8100, "port to listen on"), TOKENIZER, LOG,
 )  # fmt: skip
@@ -198,6 +207,7 @@ COMMANDS: dict[str, Command] = {
     "rank": Command(
         "Who holds the blocks of a prompt.", (URL, MODEL), (("prompt", "text of the prompt"),)
     ),
+    "healthy": Command("Exit 0 if a URL answers 200; for health checks.", (), (("url", "what"),)),
     "tail": Command("Follow the changes.", (URL, AFTER)),
 }
 WORKER_COMMANDS = frozenset({"all", "ingest", "index", "router"})
