@@ -1,0 +1,101 @@
+"""Settings: flags over environment over file, and a wrong value says what would be right."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kvplane.options import COMMANDS
+from kvplane.settings import BadSetting, Settings, parser, resolve
+from kvplane.vocabulary import Pod, Role
+
+
+def told(
+    *argv: str, environ: dict[str, str] | None = None, file: dict[str, Any] | None = None
+) -> Settings:
+    return resolve(vars(parser().parse_args(argv)), environ or {}, file or {})
+
+
+def test_a_flag_wins_over_environment_over_section_over_file_over_default() -> None:
+    environ, file = {"KVPLANE_PORT": "2"}, {"port": 4, "router": {"port": 3}}
+    assert told("router", "--port", "1", environ=environ, file=file)["port"] == 1
+    assert told("router", environ=environ, file=file)["port"] == 2
+    assert told("router", file=file)["port"] == 3
+    assert told("router", file={"port": 4})["port"] == 4
+    assert told("router")["port"] == 8000
+
+
+@pytest.mark.parametrize(
+    ("argv", "file", "named"),
+    [
+        (("router", "--port", "abc"), {}, "port = 'abc' (flag --port): must be a port"),
+        (("router",), {"port": 70000}, "port = 70000 (file): must be a port"),
+        (("router", "--policy", "best"), {}, "policy = 'best' (flag --policy): must be one of"),
+        (("engine", "--blocks", "0"), {}, "blocks = '0' (flag --blocks): must be a whole number"),
+        (("ingest", "--redis", "localhost"), {}, "redis = 'localhost' (flag --redis): must be"),
+        (("router",), {"prot": 1}, "prot = 1 (file): no such key"),
+        (("router",), {"router": {"blocks": 1}}, "blocks = 1 (file): this command has"),
+        (("router",), {"router": 3}, "router = 3 (file): must be a table"),
+        (("router",), {"workers": {}}, "workers = {} (file): must be [[workers]]"),
+        (("router",), {"workers": [{"url": "x"}]}, "workers[0]"),
+        (("router",), {"workers": [{"url": "http://a:1", "rule": "x"}]}, "'rule' is no member"),
+        (("router",), {"workers": [{"url": "http://a:1", "role": "x"}]}, "must be one of prefill"),
+        (("router", "--request-timeout-secs", "-1"), {}, "must be seconds above 0"),
+    ],
+)
+def test_a_wrong_value_names_key_source_value_and_what_is_right(
+    argv: tuple[str, ...], file: dict[str, Any], named: str
+) -> None:
+    with pytest.raises(BadSetting) as error:
+        told(*argv, file=file)
+    assert named in str(error.value)
+
+
+def test_workers_are_named_in_order_with_their_events() -> None:
+    workers = told(
+        "router", "--prefill", "http://10.0.0.7:30000", "8998", "--events", "tcp://10.0.0.7:5557",
+        "--decode", "http://[::1]:30001/", "--prefill", "http://h:1", "none",
+    ).workers  # fmt: skip
+    assert [(w.pod, w.role, w.bootstrap_port, w.events) for w in workers] == [
+        (Pod("10.0.0.7:30000"), Role.PREFILL, 8998, ("tcp://10.0.0.7:5557",)),
+        (Pod("[::1]:30001"), Role.DECODE, None, ()),
+        (Pod("h:1"), Role.PREFILL, None, ()),
+    ]
+
+
+def test_a_worker_of_the_file_counts_its_event_ports_up_by_dp_rank() -> None:
+    table = {"url": "http://h:1", "role": "prefill", "events": "tcp://h:5557", "dp_size": 2}
+    (worker,) = told("router", file={"workers": [table]}).workers
+    assert worker.events == ("tcp://h:5557", "tcp://h:5558")
+
+
+@pytest.mark.parametrize(
+    "url", ["http://a:b:c:1", "http://[::1:30000", "ftp://h:1", "http://h", ""]
+)
+def test_a_malformed_url_is_refused_at_the_start(url: str) -> None:
+    with pytest.raises(BadSetting):
+        told("router", file={"workers": [{"url": url}]})
+
+
+@pytest.mark.parametrize("command", sorted(COMMANDS))
+def test_every_command_explains_its_flags_with_defaults(
+    command: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parser().parse_args([command, "--help"])
+    assert ended.value.code == 0
+    shown = capsys.readouterr().out
+    assert all(key.flag in shown for key in COMMANDS[command].keys)
+
+
+def test_a_wrong_flag_ends_the_process_with_status_2(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "kvplane", "engine", "--role", "chief"],
+        capture_output=True, text=True, timeout=60, cwd=tmp_path, check=False,
+    )  # fmt: skip
+    assert done.returncode == 2
+    assert "role = 'chief' (flag --role): must be one of prefill, decode, both" in done.stderr
