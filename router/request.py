@@ -1,0 +1,191 @@
+"""Request: is this a request we can route, and how many rooms does it need?
+
+Pure: bytes and headers in, an Ask or a GatewayError out. api.py makes Asks, gateway.py follows
+them. Only members the gateway itself reads are checked; everything else is the engine's business
+and reaches it as it was sent.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from .errors import GatewayError, invalid
+
+MOST_SAMPLES = 128  # n; OpenAI's own limit
+MOST_PROMPTS = 4096  # prompts in one list: each takes a room
+SANE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
+
+Body = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One inference request, checked as far as the gateway reads it."""
+
+    path: str
+    raw: bytes
+    body: Body
+    request_id: str
+    prompts: int = 1  # how many the body holds
+    batched: bool = False  # a list of prompts, also of one
+    samples: int = 1  # n
+    headers: tuple[tuple[bytes, bytes], ...] = ()  # of the client, as they came
+
+    @property
+    def stream(self) -> bool:
+        """Does the client want server-sent events?"""
+        return bool(self.body.get("stream"))
+
+    @property
+    def model(self) -> str:
+        """As the client named it; "" where it did not."""
+        return str(self.body.get("model") or "")
+
+
+def parse(path: str, raw: bytes, request_id: str, headers: tuple[Any, ...] = ()) -> Ask:
+    """An Ask of a body. Raises GatewayError (400) naming the member that is wrong."""
+    body = _decode(raw)
+    _typed(body, "model", str, "a string")
+    _typed(body, "stream", bool, "true or false")
+    _counted(body, "max_tokens", 0)
+    _counted(body, "max_completion_tokens", 0)
+    prompts, batched = COUNTS[path](body)
+    if prompts > MOST_PROMPTS:
+        raise invalid("prompt", f"{prompts} prompts in one request; at most {MOST_PROMPTS}")
+    return Ask(path, raw, body, request_id, prompts, batched, _samples(path, body), headers)
+
+
+def sane_id(given: bytes | None, make: Callable[[], str]) -> str:
+    """The client's request id where it is harmless in a header and a log, else a new one."""
+    text = (given or b"").decode("latin-1")
+    return text if SANE_ID.fullmatch(text) else make()
+
+
+def _decode(raw: bytes) -> Body:
+    try:
+        body = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, msgspec.ValidationError) as error:
+        raise GatewayError("invalid_request", f"body is no valid JSON: {error}") from None
+    except RecursionError:
+        raise GatewayError("invalid_request", "body is nested too deeply") from None
+    if not isinstance(body, dict):
+        raise GatewayError("invalid_request", f"body must be a JSON object, not {_kind(body)}")
+    return body
+
+
+def _kind(value: object) -> str:
+    names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean"}
+    return names.get(type(value), "null" if value is None else "a number")
+
+
+def _typed(body: Body, name: str, kind: type, want: str) -> None:
+    value = body.get(name)
+    if value is not None and not isinstance(value, kind):
+        raise invalid(name, f"'{name}' must be {want}, not {_kind(value)}")
+
+
+def _counted(body: Body, name: str, least: int, most: int = 2**31) -> int | None:
+    value = body.get(name)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise invalid(name, f"'{name}' must be an integer, not {_kind(value)}")
+    if not least <= value <= most:
+        raise invalid(name, f"'{name}' is {value}: must be from {least} to {most}")
+    return value
+
+
+def _samples(path: str, body: Body) -> int:
+    if path != "/generate":
+        return _counted(body, "n", 1, MOST_SAMPLES) or 1
+    params = body.get("sampling_params")
+    if params is None:
+        return 1
+    if isinstance(params, list):  # one per prompt; SGLang wants the same n in each
+        params = params[0] if params else {}
+    if not isinstance(params, dict):
+        raise invalid(
+            "sampling_params", f"'sampling_params' must be an object, not {_kind(params)}"
+        )
+    return _counted(params, "n", 1, MOST_SAMPLES) or 1
+
+
+def _chat(body: Body) -> tuple[int, bool]:
+    messages = body.get("messages")
+    if not isinstance(messages, list):
+        raise invalid("messages", f"'messages' must be an array, not {_kind(messages)}")
+    if not messages:
+        raise invalid("messages", "'messages' is empty: at least one message is needed")
+    for at, message in enumerate(messages):
+        if not isinstance(message, dict):
+            raise invalid(f"messages[{at}]", f"must be an object, not {_kind(message)}")
+        if not isinstance(message.get("role"), str):
+            raise invalid(f"messages[{at}].role", "must be a string")
+        if not isinstance(message.get("content"), str | list | None):
+            raise invalid(f"messages[{at}].content", "must be a string or an array of parts")
+    return 1, False
+
+
+def _completion(body: Body) -> tuple[int, bool]:
+    return _texts(body.get("prompt"), "prompt")
+
+
+def _generate(body: Body) -> tuple[int, bool]:
+    given = [n for n in ("text", "input_ids", "input_embeds") if body.get(n) is not None]
+    if len(given) != 1:
+        raise invalid(
+            given[1] if given else "text", "exactly one of 'text' and 'input_ids' is needed"
+        )
+    name = given[0]
+    if name == "input_embeds":
+        return 1, False
+    value = body[name]
+    if name == "text" and not isinstance(value, str) and _of(value, int):
+        raise invalid("text", "'text' must be a string or an array of strings")
+    if name == "input_ids" and (isinstance(value, str) or _of(value, str)):
+        raise invalid("input_ids", "'input_ids' must be an array of token ids, or of such arrays")
+    return _texts(value, name)
+
+
+def _texts(value: object, name: str) -> tuple[int, bool]:
+    """Text, token ids, or a list of either: how many prompts, and is it a list?"""
+    if isinstance(value, str):
+        return 1, False
+    if not isinstance(value, list):
+        raise invalid(name, f"'{name}' must be a string or an array, not {_kind(value)}")
+    if not value:
+        raise invalid(name, f"'{name}' is empty")
+    if _of(value, int):
+        _ids(value, name)
+        return 1, False
+    if _of(value, str):
+        return len(value), True
+    if _of(value, list):
+        for at, ids in enumerate(value):
+            if not ids or not _of(ids, int):
+                raise invalid(f"{name}[{at}]", "must be an array of token ids, not empty")
+            _ids(ids, f"{name}[{at}]")
+        return len(value), True
+    raise invalid(name, f"'{name}' mixes kinds: all strings, all token ids, or all arrays of ids")
+
+
+def _of(value: object, kind: type) -> bool:
+    """A non-empty list of nothing but `kind`; true and false are no numbers."""
+    return isinstance(value, list) and bool(value) and {type(item) for item in value} == {kind}
+
+
+def _ids(ids: list[int], name: str) -> None:
+    if min(ids) < 0 or max(ids) >= 2**32:
+        raise invalid(name, "token ids must be from 0 to 4294967295")
+
+
+COUNTS: dict[str, Callable[[Body], tuple[int, bool]]] = {
+    "/v1/chat/completions": _chat,
+    "/v1/completions": _completion,
+    "/generate": _generate,
+}
