@@ -6,6 +6,7 @@ follower move bytes; api and client speak HTTP. Knows neither engines nor reques
 
 from .errors import BadValue, CursorGone, IndexFault, IndexRefused, ShardsFixed, StoreDown
 from .hashing import Tokens, chain, extend, from_hex, pack, seed, to_hex
+from .ranking import Held, rank
 from .stores.base import (
     TIERS,
     Applied,
@@ -21,6 +22,7 @@ from .stores.base import (
     Store,
     WorkerState,
 )
+from .view import Facts, Size, View
 
 __all__ = [
     "TIERS",
@@ -29,7 +31,9 @@ __all__ = [
     "Batch",
     "CursorGone",
     "Entry",
+    "Facts",
     "GapRefused",
+    "Held",
     "IndexFault",
     "IndexRefused",
     "Outcome",
@@ -37,16 +41,19 @@ __all__ = [
     "Repeat",
     "Row",
     "ShardsFixed",
+    "Size",
     "Snapshot",
     "StaleEpoch",
     "Store",
     "StoreDown",
     "Tokens",
+    "View",
     "WorkerState",
     "chain",
     "extend",
     "from_hex",
     "pack",
+    "rank",
     "seed",
     "to_hex",
 ]

@@ -1,0 +1,266 @@
+"""Forest: which run is a block in, and who holds how much of a chain?
+
+Pure: blocks are numbers, holders are ordinals; view.py knows whose they are. Exact with holes,
+orphans and any order: every block is found by its own hash, so no path has to be whole. Open it
+to change how runs are made, split and thrown away.
+
+    where: block -> its run                      asked  b0 b1 b2 b3 b4 x0 x1
+    [b0 b1 b2] -+- [b3 b4]                       jump   [b0 b1 b2] -> [b3 b4] -> x0 unknown: end
+                +- [c3 c4 c5]                    one look-up and one comparison per run
+
+A run grows while one slot alone stores on; another child splits it there, so that branches begin
+at ends of runs and holders of a run mostly hold all of it. A retired ordinal is dead at once;
+`sweep` wipes its bits run by run, and only after a whole pass is the ordinal used again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from .runs import MOST_BLOCKS, TIERS, Run, Slot, ones, ordinals, stretches
+
+Step = tuple[Run, int, int]  # run, first position asked, how many
+
+
+class Forest:
+    """All runs of one view."""
+
+    def __init__(self) -> None:
+        self.where: dict[int, Run] = {}
+        self.alive = 0  # bitmap of ordinals
+        self._runs: dict[Run, None] = {}  # a set that keeps its order
+        self._free: list[int] = []
+        self._next = 0
+        self._dead = 0  # retired since the present pass began
+        self._passing = 0  # retired before it; free when it ends
+        self._pass: list[Run] = []
+
+    def __len__(self) -> int:
+        return len(self.where)
+
+    @property
+    def runs(self) -> int:
+        """How many runs there are."""
+        return len(self._runs)
+
+    def take(self) -> int:
+        """An ordinal that no bit anywhere belongs to."""
+        ordinal = self._free.pop() if self._free else self._next
+        if ordinal == self._next:
+            self._next += 1
+        self.alive |= 1 << ordinal
+        return ordinal
+
+    def retire(self, ordinal: int) -> None:
+        """Forget all an ordinal holds, at once; its bits are wiped later."""
+        self.alive &= ~(1 << ordinal)
+        self._dead |= 1 << ordinal
+
+    # -- writing -----------------------------------------------------------------------------
+
+    def store(self, slot: Slot, parent: int | None, blocks: Sequence[int]) -> int:
+        """A slot holds these chained blocks now; returns how many it did not hold before."""
+        added, at = 0, 0
+        while at < len(blocks):
+            run = self.where.get(blocks[at])
+            if run is None:
+                taken = self._grow(slot, parent, blocks, at)
+                added += taken
+            else:
+                first = run.position(blocks[at])
+                taken = run.agreement(first, blocks, at)
+                had = run.bits(slot)
+                now = had | ((1 << taken) - 1) << first
+                if now != had:
+                    run.put(slot, now)
+                    added += (now ^ had).bit_count()
+            at += taken
+            parent = blocks[at - 1]
+        return added
+
+    def _grow(self, slot: Slot, parent: int | None, blocks: Sequence[int], at: int) -> int:
+        """Give unknown blocks a home behind `parent`; returns how many."""
+        run = self._home(slot, parent)
+        start = at
+        room = at + MOST_BLOCKS - len(run.blocks)
+        while at < len(blocks) and at < room and blocks[at] not in self.where:
+            self.where[blocks[at]] = run
+            run.blocks.append(blocks[at])
+            at += 1
+        return at - start
+
+    def _home(self, slot: Slot, parent: int | None) -> Run:
+        """The run to append to: the parent's, where nobody else would be dragged along."""
+        above = self.where.get(parent) if parent is not None else None
+        if above is not None and parent is not None:
+            if above.blocks[-1] != parent:
+                self._split(above, above.position(parent) + 1)
+            elif len(above.blocks) < MOST_BLOCKS and above.only(slot, self.alive):
+                return above
+        run = Run(parent, [])
+        run.full[slot & 3] = 1 << (slot >> 2)
+        self._runs[run] = None
+        return run
+
+    def remove(self, slot: Slot, blocks: Sequence[int]) -> int:
+        """A slot no longer holds these blocks, in any order; returns how many it did hold."""
+        gone, at, count = 0, 0, len(blocks)
+        while at < count:
+            run = self.where.get(blocks[at])
+            if run is None:
+                at += 1
+                continue
+            bits, near = 0, len(run.blocks) - 1
+            while at < count and self.where.get(blocks[at]) is run:
+                near = run.position(blocks[at], near)
+                bits |= 1 << near
+                at += 1
+            gone += self._unmark(run, slot, bits)
+        return gone
+
+    def _unmark(self, run: Run, slot: Slot, bits: int) -> int:
+        had = run.bits(slot)
+        lost = had & bits
+        if lost:
+            run.put(slot, had ^ lost)
+            self._tidy(run)
+        return lost.bit_count()
+
+    def drop_slot(self, slot: Slot) -> None:
+        """Forget all one slot holds by looking at every run: one tier of one worker, rare."""
+        for run in list(self._runs):
+            if run in self._runs:
+                self._unmark(run, slot, (1 << len(run.blocks)) - 1)
+
+    # -- keeping it small --------------------------------------------------------------------
+
+    def _split(self, run: Run, at: int) -> None:
+        right = run.cut(at, len(run.blocks), self.alive)
+        run.become(run.cut(0, at, self.alive))
+        self._runs[right] = None
+        for block in right.blocks:
+            self.where[block] = right
+        self._tidy(run)
+        self._tidy(right)
+
+    def _tidy(self, run: Run) -> None:
+        """Throw away what nobody alive holds: at the ends, all of it, or most of it."""
+        length, held = len(run.blocks), run.union(self.alive)
+        if held == (1 << length) - 1:
+            return
+        first, last = (held & -held).bit_length() - 1 if held else length, held.bit_length()
+        for block in run.blocks[:first] + run.blocks[max(first, last) :]:
+            del self.where[block]
+        if not held:
+            del self._runs[run]
+            return
+        if first or last < length:
+            run.become(run.cut(first, last, self.alive))
+        if held.bit_count() * 4 < last - first:
+            self._split(run, (last - first) // 2)
+
+    def sweep(self, most_runs: int = 256) -> bool:
+        """Wipe bits of retired ordinals from some runs; True while there is more to do."""
+        if not self._passing:
+            if not self._dead:
+                return False
+            self._passing, self._dead, self._pass = self._dead, 0, list(self._runs)
+        for _ in range(min(most_runs, len(self._pass))):
+            run = self._pass.pop()
+            if run in self._runs:
+                run.scrub(self._passing)
+                self._tidy(run)
+        if not self._pass:
+            self._free.extend(ordinals(self._passing))
+            self._passing = 0
+        return bool(self._passing or self._dead)
+
+    # -- asking ------------------------------------------------------------------------------
+
+    def depths(self, blocks: Sequence[int], among: int) -> tuple[list[tuple[int, int]], list[Step]]:
+        """How far the unbroken prefix of each ordinal in `among` goes.
+
+        Returns (bitmap of ordinals, depth) pairs that part `among`, and the runs on the way.
+        """
+        found: list[tuple[int, int]] = []
+        path: list[Step] = []
+        at, left = 0, among & self.alive
+        if left != among:
+            found.append((among & ~left, 0))
+        while left and at < len(blocks):
+            run = self.where.get(blocks[at])
+            if run is None:
+                break
+            first = 0 if run.blocks[0] == blocks[at] else run.position(blocks[at])
+            count = run.agreement(first, blocks, at)
+            stay = run.anyone & left
+            if stay != left:
+                stay |= self._leave(found, run, left ^ stay, first, count, at)
+            path.append((run, first, count))
+            left = stay
+            at += count
+        if left:
+            found.append((left, at))
+        return found, path
+
+    @staticmethod
+    def _leave(
+        found: list[tuple[int, int]], run: Run, left: int, first: int, count: int, at: int
+    ) -> int:
+        """Settle those that do not hold the whole run in one tier; returns those that go on."""
+        held: dict[int, int] = {}
+        for slot, bits in run.partial.items():
+            if left >> (slot >> 2) & 1:
+                held[slot >> 2] = held.get(slot >> 2, 0) | bits
+        stay = 0
+        for ordinal, bits in held.items():
+            depth = ones(bits >> first)
+            if depth >= count:
+                stay |= 1 << ordinal
+            else:
+                found.append((1 << ordinal, at + depth))
+            left ^= 1 << ordinal
+        if left:
+            found.append((left, at))
+        return stay
+
+    @staticmethod
+    def tiers(path: Sequence[Step], ordinal: int, depth: int) -> list[int]:
+        """How many of the first `depth` blocks of a path lie best in each tier."""
+        best, at = [0] * TIERS, 0
+        for run, first, count in path:
+            window = (1 << min(count, depth - at)) - 1
+            for tier in range(TIERS):
+                mine = run.bits(ordinal << 2 | tier) >> first & window
+                best[tier] += mine.bit_count()
+                window &= ~mine
+            at += count
+            if at >= depth:
+                break
+        return best
+
+    def holders(self, block: int) -> dict[int, list[int]]:
+        """Ordinal -> tiers that hold a block, best first."""
+        run, found = self.where.get(block), dict[int, list[int]]()
+        if run is None:
+            return found
+        at = run.position(block)
+        slots = [o << 2 | tier for tier in range(TIERS) for o in ordinals(run.full[tier])]
+        slots += [slot for slot, bits in run.partial.items() if bits >> at & 1]
+        for slot in sorted(slots):
+            if self.alive >> (slot >> 2) & 1:
+                found.setdefault(slot >> 2, []).append(slot & 3)
+        return found
+
+    def held(self, ordinal: int) -> Iterator[tuple[int, int | None, list[int]]]:
+        """(tier, parent, blocks) of everything an ordinal holds; looks at every run."""
+        for run in list(self._runs):
+            for tier in range(TIERS):
+                for start, stop in stretches(run.bits(ordinal << 2 | tier)):
+                    parent = run.blocks[start - 1] if start else run.parent
+                    yield tier, parent, run.blocks[start:stop]
+
+    def bytes(self) -> int:
+        """What all this weighs, estimated: a block, a run and a partial holder each their price."""
+        partial = sum(len(run.partial) for run in self._runs)
+        return len(self.where) * 110 + len(self._runs) * 420 + partial * 130

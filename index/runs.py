@@ -1,0 +1,142 @@
+"""Runs: stretches of chained blocks that the same workers hold.
+
+Pure: one run and what can be done to it alone; forest.py keeps many and says which block is where.
+Open it to change how holders are written down.
+
+    blocks   b0 b1 b2 b3 b4 b5         b0's parent is `parent`; b(i)'s parent is b(i-1)
+    full     per tier, bitmap over ordinals: these hold every block of the run
+    partial  slot -> bitmap over positions:  a slot (ordinal and tier) that holds some, not all
+                 0b001111 = b0..b3,  0b111011 = all but b2 (a hole)
+
+A block's hash names all blocks before it, so two sequences that agree at their last block agree
+everywhere before: one comparison vouches for a whole run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+TIERS = 4  # gpu, cpu, disk, remote: the low two bits of a slot
+MOST_BLOCKS = 256  # of one run: a split moves at most that many
+
+Slot = int  # ordinal * 4 + tier
+
+
+class Run:
+    """One stretch. Every method keeps `full` and `partial` exact and disjoint."""
+
+    __slots__ = ("blocks", "full", "parent", "partial")
+
+    def __init__(self, parent: int | None, blocks: list[int]) -> None:
+        self.parent = parent
+        self.blocks = blocks
+        self.full = [0] * TIERS
+        self.partial: dict[Slot, int] = {}
+
+    @property
+    def anyone(self) -> int:
+        """Ordinals that hold every block in one single tier."""
+        full = self.full
+        return full[0] | full[1] | full[2] | full[3]
+
+    def position(self, block: int, near: int = 0) -> int:
+        """Where a block of this run is; `near` is tried first, with its neighbours."""
+        blocks = self.blocks
+        for guess in (near, near - 1, near + 1):
+            if 0 <= guess < len(blocks) and blocks[guess] == block:
+                return guess
+        return blocks.index(block)
+
+    def agreement(self, at: int, asked: Sequence[int], start: int) -> int:
+        """How many blocks from position `at` equal `asked[start:]`; the first is known to."""
+        blocks = self.blocks
+        most = min(len(blocks) - at, len(asked) - start)
+        if blocks[at + most - 1] == asked[start + most - 1]:
+            return most
+        low = 1  # equal up to low, different from most: bisect, for equality is monotone
+        while most - low > 1:
+            middle = (low + most) // 2
+            if blocks[at + middle - 1] == asked[start + middle - 1]:
+                low = middle
+            else:
+                most = middle
+        return low
+
+    def bits(self, slot: Slot) -> int:
+        """Positions a slot holds, as a bitmap."""
+        if self.full[slot & 3] >> (slot >> 2) & 1:
+            return (1 << len(self.blocks)) - 1
+        return self.partial.get(slot, 0)
+
+    def put(self, slot: Slot, bits: int) -> None:
+        """Say exactly which positions a slot holds."""
+        tier, one = slot & 3, 1 << (slot >> 2)
+        self.partial.pop(slot, None)
+        if bits == (1 << len(self.blocks)) - 1:
+            self.full[tier] |= one
+            return
+        self.full[tier] &= ~one
+        if bits:
+            self.partial[slot] = bits
+
+    def only(self, slot: Slot, alive: int) -> bool:
+        """Whether this slot alone holds the run, and all of it: then the run may grow with it."""
+        if self.partial or self.full[slot & 3] & alive != 1 << (slot >> 2):
+            return False
+        return not any(full & alive for tier, full in enumerate(self.full) if tier != slot & 3)
+
+    def union(self, alive: int) -> int:
+        """Positions that anybody alive holds, as a bitmap."""
+        if self.anyone & alive:
+            return (1 << len(self.blocks)) - 1
+        held = 0
+        for slot, bits in self.partial.items():
+            if alive >> (slot >> 2) & 1:
+                held |= bits
+        return held
+
+    def cut(self, start: int, stop: int, alive: int) -> Run:
+        """A new run of positions start..stop-1, with the holders that are alive."""
+        part = Run(self.blocks[start - 1] if start else self.parent, self.blocks[start:stop])
+        part.full = [full & alive for full in self.full]
+        mask = (1 << (stop - start)) - 1
+        for slot, bits in self.partial.items():
+            if alive >> (slot >> 2) & 1:
+                part.put(slot, bits >> start & mask)
+        return part
+
+    def become(self, other: Run) -> None:
+        """Take over what another run says; this object stays the one that others point to."""
+        self.parent, self.blocks = other.parent, other.blocks
+        self.full, self.partial = other.full, other.partial
+
+    def scrub(self, dead: int) -> None:
+        """Forget ordinals."""
+        self.full = [full & ~dead for full in self.full]
+        if self.partial:
+            kept = self.partial.items()
+            self.partial = {slot: bits for slot, bits in kept if not dead >> (slot >> 2) & 1}
+
+
+def ones(bits: int) -> int:
+    """Length of the unbroken row of ones from bit 0: the position of the first zero."""
+    return (~bits & (bits + 1)).bit_length() - 1
+
+
+def ordinals(mask: int) -> Iterator[int]:
+    """Numbers of the bits that are set, ascending."""
+    while mask:
+        low = mask & -mask
+        yield low.bit_length() - 1
+        mask ^= low
+
+
+def stretches(bits: int) -> Iterator[tuple[int, int]]:
+    """(start, stop) of every unbroken row of ones, ascending."""
+    start = 0
+    while bits:
+        zeros = (bits & -bits).bit_length() - 1
+        start, bits = start + zeros, bits >> zeros
+        length = ones(bits)
+        yield start, start + length
+        start, bits = start + length, bits >> length

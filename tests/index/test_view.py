@@ -1,0 +1,262 @@
+"""The view says exactly what a naive model says, whatever engines do, in any order."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+
+from kvplane.index import View, forest, rank
+from kvplane.vocabulary import (
+    BlockHash,
+    Change,
+    Cleared,
+    ClearReason,
+    Epoch,
+    Knowledge,
+    Known,
+    Namespace,
+    Pod,
+    PrefixChain,
+    Removed,
+    Stored,
+    Tier,
+    Worker,
+)
+
+WORKERS = [Worker(Pod(name), rank) for name, rank in (("a", 0), ("a", 1), ("b", 0), ("c", 0))]
+TIERS = [Tier.GPU, Tier.CPU, Tier.DISK]
+SPACE = Namespace("m", 16)
+Path = tuple[int, ...]  # which child is taken at each block: names a block and all before it
+
+paths = st.lists(st.integers(0, 1), min_size=1, max_size=9).map(tuple)
+workers = st.sampled_from(WORKERS)
+tiers = st.sampled_from(TIERS)
+
+
+def block(path: Path) -> BlockHash:
+    """A number that names the path; unlike a hash it can be read back."""
+    return BlockHash(int("1" + "".join(map(str, path)), 3))
+
+
+def blocks_of(path: Path) -> tuple[BlockHash, ...]:
+    return tuple(block(path[:end]) for end in range(1, len(path) + 1))
+
+
+class Naive:
+    """One set of blocks per worker and tier; nothing shared, nothing clever."""
+
+    def __init__(self) -> None:
+        self.held: dict[Worker, dict[Tier, set[BlockHash]]] = {}
+
+    def of(self, worker: Worker) -> dict[Tier, set[BlockHash]]:
+        return self.held.setdefault(worker, {tier: set() for tier in TIERS})
+
+    def depth(self, worker: Worker, asked: tuple[BlockHash, ...]) -> tuple[int, dict[Tier, int]]:
+        tiers: dict[Tier, int] = {}
+        for at, one in enumerate(asked):
+            best = next((tier for tier in TIERS if one in self.of(worker)[tier]), None)
+            if best is None:
+                return at, tiers
+            tiers[best] = tiers.get(best, 0) + 1
+        return len(asked), tiers
+
+
+class Machine(RuleBasedStateMachine):
+    """Stores and removals anywhere, clears, new lives, late facts, sweeps."""
+
+    @initialize()
+    def begin(self) -> None:
+        self.view, self.naive = View(), Naive()
+        self.epochs = dict.fromkeys(WORKERS, Epoch(1))
+        self.asked: set[Path] = set()
+
+    def tell(self, change: Change) -> None:
+        self.view.apply(change)
+
+    @rule(worker=workers, tier=tiers, path=paths, skip=st.integers(0, 8))
+    def store(self, worker: Worker, tier: Tier, path: Path, skip: int) -> None:
+        self.asked.add(path)
+        skip = min(skip, len(path) - 1)  # an orphan where nobody told the blocks before
+        blocks = blocks_of(path)[skip:]
+        parent = block(path[:skip]) if skip else None
+        self.tell(Stored(worker, self.epochs[worker], tier, parent, blocks, 16))
+        self.naive.of(worker)[tier].update(blocks)
+
+    @rule(worker=workers, path=paths)
+    def store_prompt(self, worker: Worker, path: Path) -> None:
+        self.store(worker, Tier.GPU, path, 0)
+
+    @rule(worker=workers, tier=tiers, data=st.data())
+    def remove(self, worker: Worker, tier: Tier, data: st.DataObject) -> None:
+        held = sorted(self.naive.of(worker)[tier]) or [block((0,))]
+        gone = data.draw(st.lists(st.sampled_from(held), min_size=1, max_size=5))
+        self.tell(Removed(worker, self.epochs[worker], tier, tuple(gone)))
+        self.naive.of(worker)[tier].difference_update(gone)
+
+    @rule(worker=workers, path=paths, keep=st.integers(0, 5))
+    def evict_tail_first(self, worker: Worker, path: Path, keep: int) -> None:
+        gone = blocks_of(path)[keep:][::-1]
+        self.tell(Removed(worker, self.epochs[worker], Tier.GPU, gone))
+        self.naive.of(worker)[Tier.GPU].difference_update(gone)
+
+    @rule(worker=workers, reason=st.sampled_from(ClearReason))
+    def clear(self, worker: Worker, reason: ClearReason) -> None:
+        if reason is ClearReason.RESTART:
+            self.epochs[worker] = Epoch(self.epochs[worker] + 1)
+        self.tell(Cleared(worker, self.epochs[worker], reason))
+        self.naive.held.pop(worker, None)
+
+    @rule(worker=workers, tier=tiers)
+    def clear_tier(self, worker: Worker, tier: Tier) -> None:
+        self.tell(Cleared(worker, self.epochs[worker], ClearReason.ENGINE, tier))
+        self.naive.of(worker)[tier].clear()
+
+    @rule(worker=workers, path=paths)
+    def new_life_without_a_word(self, worker: Worker, path: Path) -> None:
+        self.epochs[worker] = Epoch(self.epochs[worker] + 1)
+        self.naive.held.pop(worker, None)
+        self.store(worker, Tier.GPU, path, 0)
+        old = Epoch(self.epochs[worker] - 1)
+        self.tell(Stored(worker, old, Tier.CPU, None, blocks_of((1, 1, 1)), 16))
+        self.tell(Removed(worker, old, Tier.GPU, blocks_of(path)))
+
+    @rule(most=st.integers(1, 5))
+    def sweep(self, most: int) -> None:
+        self.view.sweep(most)
+
+    @invariant()
+    def depths_are_those_of_the_model(self) -> None:
+        for path in self.asked:
+            asked = blocks_of(path)
+            for held in rank(self.view, PrefixChain(SPACE, asked), WORKERS):
+                depth, tiers = self.naive.depth(held.worker, asked)
+                assert (held.depth_blocks, dict(held.tiers)) == (depth, tiers), held
+
+    @invariant()
+    def counts_and_holders_are_those_of_the_model(self) -> None:
+        for worker in WORKERS:
+            facts = self.view.facts(worker)
+            counts = facts.counts[:3] if facts else [0, 0, 0]
+            assert counts == [len(self.naive.of(worker)[tier]) for tier in TIERS]
+            rebuilt: dict[Tier, list[BlockHash]] = {tier: [] for tier in TIERS}
+            for stored in self.view.held(worker):
+                rebuilt[stored.tier].extend(stored.blocks)
+            for tier, blocks in rebuilt.items():
+                assert sorted(blocks) == sorted(self.naive.of(worker)[tier])
+        for one in blocks_of(next(iter(self.asked), ())):
+            for worker in WORKERS:
+                mine = tuple(tier for tier in TIERS if one in self.naive.of(worker)[tier])
+                assert self.view.holders(one).get(worker, ()) == mine
+
+    @invariant()
+    def what_nobody_holds_is_given_back(self) -> None:
+        while self.view.sweep():
+            pass
+        held = {b for w in WORKERS for tier in TIERS for b in self.naive.of(w)[tier]}
+        size = self.view.size()
+        assert len(held) <= size.blocks <= max(4 * len(held), len(held) + 4)
+        assert size.runs <= size.blocks
+
+
+class SmallRuns(Machine):
+    """The same with runs of at most three blocks, so that every border is met."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch = pytest.MonkeyPatch()
+        self.patch.setattr(forest, "MOST_BLOCKS", 3)
+
+    def teardown(self) -> None:
+        self.patch.undo()
+
+
+class Unswept(Machine):
+    """The same while void bits stay about."""
+
+    def what_nobody_holds_is_given_back(self) -> None:
+        pass
+
+
+for machine in (Machine, SmallRuns, Unswept):
+    machine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestLongRuns: Any = Machine.TestCase
+TestSmallRuns: Any = SmallRuns.TestCase
+TestUnswept: Any = Unswept.TestCase
+
+A, B, C = WORKERS[0], WORKERS[2], WORKERS[3]
+FIVE = blocks_of((0, 0, 0, 0, 0))
+
+
+def stored(worker: Worker, blocks: tuple[BlockHash, ...], epoch: int = 1) -> Stored:
+    return Stored(worker, Epoch(epoch), Tier.GPU, None, blocks, 16)
+
+
+def depth(view: View, worker: Worker, blocks: tuple[BlockHash, ...] = FIVE) -> int:
+    return rank(view, PrefixChain(SPACE, blocks), [worker])[0].depth_blocks
+
+
+def test_a_cleared_worker_holds_nothing_at_once_and_another_is_untouched() -> None:
+    view = View()
+    for worker in (A, B):
+        view.apply(stored(worker, FIVE))
+    view.apply(Cleared(A, Epoch(1), ClearReason.GAP))
+    assert (depth(view, A), depth(view, B)) == (0, 5)
+    facts = view.facts(A)
+    assert facts is not None and facts.gaps == 1 and facts.counts == [0, 0, 0, 0]
+
+
+def test_ordinals_are_reused_only_after_a_whole_sweep() -> None:
+    view = View()
+    for life in range(1, 400):
+        view.apply(stored(A, FIVE, life))
+        view.apply(stored(B, FIVE, life))
+    while view.sweep():
+        pass
+    assert view._forest._next < 8
+    assert view.size().holdings == 10
+    assert (depth(view, A), depth(view, B)) == (5, 5)
+
+
+def test_a_shared_system_prompt_is_one_run_that_all_hold_whole() -> None:
+    view = View()
+    system = blocks_of((0,) * 40)
+    view.apply(stored(A, blocks_of((0,) * 40 + (1,) * 40)))
+    view.apply(stored(B, blocks_of((0,) * 40 + (2,) * 40)))
+    view.apply(stored(C, system))
+    _, path = view._forest.depths(system, view._forest.alive)
+    assert len(path) == 1 and not path[0][0].partial
+    assert view.size().runs == 3
+
+
+def test_a_gone_worker_is_forgotten_and_may_begin_again_at_epoch_one() -> None:
+    view = View()
+    view.apply(stored(A, FIVE, 7))
+    view.apply(Cleared(A, Epoch(7), ClearReason.GONE))
+    assert view.workers() == () and view.holders(FIVE[0]) == {}
+    view.apply(stored(A, FIVE[:2]))
+    assert depth(view, A) == 2 and view.epoch(A) == 1
+
+
+def test_knowledge_and_position_belong_to_one_life() -> None:
+    view = View()
+    view.apply(Known(A, Epoch(1), Knowledge.EXACT, "live", 5.0))
+    view.note(A, Epoch(1), 41, 6.0)
+    view.note(A, Epoch(9), 99, 7.0)
+    facts = view.facts(A)
+    assert facts is not None and (facts.last, facts.heard) == (41, 6.0)
+    view.apply(Cleared(A, Epoch(2), ClearReason.RESTART))
+    assert view.known(A) is None and facts.last is None and facts.epoch == 2
+
+
+def test_five_hundred_blocks_in_one_event_are_found_again() -> None:
+    view, long = View(), blocks_of((0,) * 500)
+    view.apply(stored(A, long))
+    assert depth(view, A, long) == 500 and view.size().runs == 2
+    view.apply(Removed(A, Epoch(1), Tier.GPU, (long[300],)))
+    assert depth(view, A, long) == 300
+    view.apply(stored(A, (long[300],)))
+    assert depth(view, A, long) == 500
