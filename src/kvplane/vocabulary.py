@@ -241,6 +241,9 @@ class WorkerUp:
     max_tokens: int | None = None  # longest prompt + answer
     tokenizer: str = ""  # folder; "" = the gateway's own
     generation: Generation | None = None
+    event_form: str = ""  # dialect of its events; "" = that of `engine`
+    adapters: tuple[str, ...] = ()  # further model names it answers to
+    shape: Shape = Shape()
 
 
 @dataclass(frozen=True, slots=True)

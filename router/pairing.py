@@ -1,0 +1,63 @@
+"""Pairing: which prefill and which decode meet?
+
+Pure. Two ranked lists in, a pair or the reason why there is none out; gateway.py mints the room
+for it. Whether two shapes fit is bootstrap/topology.py's to say and comes as an argument. Open it
+to change which pair is taken when several fit.
+
+    prefills p1 p2   decodes d1 d2   p1 fits none, p2 fits d2   ->   Pair(p2, d2)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from kvplane.vocabulary import Shape
+
+from .policies.base import Candidate
+
+Compatible = Callable[[Shape, Shape], Sequence[str]]  # differing fields; empty = they fit
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """These two meet."""
+
+    prefill: Candidate
+    decode: Candidate
+
+
+@dataclass(frozen=True, slots=True)
+class NoPair:
+    """Nobody meets. `code` is one of errors.CODES, `reason` a sentence with the facts."""
+
+    reason: str
+    code: str
+
+
+def pair(
+    prefills: Sequence[Candidate], decodes: Sequence[Candidate], compatible: Compatible
+) -> Pair | NoPair:
+    """The best prefill that fits any decode, with the best decode it fits."""
+    if not prefills:
+        return NoPair("no prefill worker can be used", "no_prefill_available")
+    if not decodes:
+        return NoPair("no decode worker can be used", "no_decode_available")
+    for prefill in prefills:
+        for decode in decodes:
+            if not misfit(prefill, decode, compatible):
+                return Pair(prefill, decode)
+    first, second = prefills[0], decodes[0]
+    why = "; ".join(misfit(first, second, compatible))
+    names = f"{first.target.worker} and {second.target.worker}"
+    return NoPair(f"no prefill fits a decode; {names} differ in {why}", "no_compatible_pair")
+
+
+def misfit(prefill: Candidate, decode: Candidate, compatible: Compatible) -> tuple[str, ...]:
+    """What keeps two workers apart; empty where they fit."""
+    one, other = prefill.target.up, decode.target.up
+    if one.engine != other.engine:
+        return (f"engine: {one.engine} against {other.engine}",)
+    if one.model and other.model and one.model != other.model:
+        return (f"model: {one.model} against {other.model}",)
+    return tuple(compatible(one.shape, other.shape))
