@@ -1,0 +1,48 @@
+"""Usage: the cached tokens of prefill's answer, wherever an engine puts them."""
+
+from __future__ import annotations
+
+import pytest
+
+from kvplane.router.usage import MOST_BYTES, Usage
+
+OPENAI = b'{"usage":{"prompt_tokens":9,"prompt_tokens_details":{"cached_tokens":%d}}}'
+NATIVE = b'{"text":"x","meta_info":{"cached_tokens":%d}}'
+
+CASES = [
+    (b"", None),
+    (b"{}", None),
+    (b"nonsense", None),
+    (OPENAI % 48, 48),
+    (NATIVE % 0, 0),
+    (b"[" + NATIVE % 16 + b"," + NATIVE % 32 + b"]", 48),
+    (b'{"usage":{"prompt_tokens_details":null}}', None),
+    (b'{"usage":{"prompt_tokens_details":{"cached_tokens":true}}}', None),
+    (b"data: " + NATIVE % 1 + b"\n\ndata: " + NATIVE % 32 + b"\n\ndata: [DONE]\n\n", 32),
+    (b'data: {"choices":[]}\r\n\r\ndata: ' + OPENAI % 7 + b"\r\n\r\n", 7),
+]
+
+
+@pytest.mark.parametrize(("data", "count"), CASES)
+def test_cached_tokens_are_found_however_the_answer_was_cut(data: bytes, count: int | None) -> None:
+    for step in (1, 7, 1000):
+        usage = Usage()
+        for at in range(0, len(data), step):
+            usage.feed(data[at : at + step])
+        assert usage.cached_tokens() == count
+
+
+def test_a_long_stream_keeps_its_end() -> None:
+    usage = Usage()
+    for _ in range(100):
+        usage.feed(b"data: " + b"x" * 10_000 + b"\n\n")
+    usage.feed(b"data: " + OPENAI % 5 + b"\n\n")
+    assert usage.cached_tokens() == 5
+    assert len(usage._data) <= MOST_BYTES
+
+
+def test_an_error_event_is_told() -> None:
+    usage = Usage()
+    usage.feed(b'data: {"error":{"message":"gone","stage":"verify"}}\n\n')
+    assert usage.error() == ("gone", "verify")
+    assert Usage().error() is None
