@@ -1,0 +1,148 @@
+"""Plans: what in this body is a prompt, and of which kind?
+
+Pure. One function per route, in a table; prompts.py tokenises what a plan names. Only what decides
+the ids is looked at. Open it to teach the gateway another kind of body.
+
+    {"prompt": ["a", "b"]}    -> texts a, b         {"input_ids": [1, 2]} -> ids, nothing to do
+    {"messages": [...]}       -> a chat             {"messages": [image]} -> reason multimodal
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from .errors import GatewayError
+
+Body = dict[str, Any]
+Reason = Literal[  # a closed set: it labels a metric
+    "no_tokenizer", "broken_tokenizer", "multimodal", "embeddings", "template", "unsupported_route",
+    "unsupported_member", "too_large", "busy", "slow", "not_unicode",
+]  # fmt: skip
+TEXT_PARTS = ("text", "input_text", "output_text")
+MEDIA = ("image_data", "video_data", "audio_data", "multi_modal_data", "mm_processor_kwargs")
+
+
+class BadPrompt(GatewayError):
+    """A member that cannot be a prompt: the caller's mistake."""
+
+    def __init__(self, field: str, value: object, want: str) -> None:
+        shown = repr(value)
+        shown = shown if len(shown) <= 80 else shown[:77] + "..."
+        super().__init__("invalid_request", f"'{field}' is {shown}: must be {want}", field)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be tokenised: exactly one of ids, texts, messages or a reason."""
+
+    ids: tuple[list[int], ...] | None = None
+    texts: tuple[str, ...] = ()
+    messages: list[Body] | None = None
+    reason: Reason | None = None
+    batched: bool = False
+    special: bool = True  # add special tokens to texts
+    tools: list[Body] | None = None
+    open_turn: bool = True  # add_generation_prompt
+    extra: Body | None = None
+
+    @property
+    def size(self) -> int:
+        """Characters to be tokenised."""
+        return sum(map(len, self.texts)) + _chars(self.messages)
+
+
+def plan(path: str, body: Body) -> Plan:
+    """What a body of this route asks to be tokenised. Raises BadPrompt."""
+    made = PLANS.get(path)
+    if made is None:
+        return Plan(reason="unsupported_route")
+    if any(body.get(name) for name in MEDIA):
+        return Plan(reason="multimodal")
+    return made(body)
+
+
+def _chat(body: Body) -> Plan:
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages:
+        raise BadPrompt("messages", messages, "a list of at least one message")
+    if not all(isinstance(message, dict) for message in messages):
+        raise BadPrompt("messages", messages, "a list of objects")
+    if body.get("chat_template") or body.get("continue_final_message"):
+        return Plan(reason="unsupported_member")
+    if any(map(_has_media, messages)):
+        return Plan(reason="multimodal")
+    tools, extra = body.get("tools"), body.get("chat_template_kwargs")
+    if tools is not None and not isinstance(tools, list):
+        raise BadPrompt("tools", tools, "a list of tools")
+    if extra is not None and not isinstance(extra, dict):
+        raise BadPrompt("chat_template_kwargs", extra, "an object")
+    return Plan(
+        messages=messages,
+        tools=tools or None,
+        open_turn=body.get("add_generation_prompt") is not False,
+        extra=extra,
+    )
+
+
+def _completion(body: Body) -> Plan:
+    if body.get("prompt_embeds") is not None:
+        return Plan(reason="embeddings")
+    if body.get("suffix"):
+        return Plan(reason="unsupported_member")
+    return _listed("prompt", body.get("prompt"), body.get("add_special_tokens") is not False)
+
+
+def _generate(body: Body) -> Plan:
+    if body.get("input_embeds") is not None:
+        return Plan(reason="embeddings")
+    name = "input_ids" if body.get("input_ids") is not None else "text"
+    return _listed(name, body.get(name))
+
+
+PLANS: dict[str, Callable[[Body], Plan]] = {
+    "/v1/chat/completions": _chat,
+    "/v1/completions": _completion,
+    "/generate": _generate,
+}
+
+
+def _listed(name: str, value: object, special: bool = True) -> Plan:
+    """Text, ids, or a list of either."""
+    if isinstance(value, str):
+        return Plan(texts=(value,), special=special)
+    if isinstance(value, list) and value:
+        kinds = {type(item) for item in value}
+        if kinds == {str}:
+            return Plan(texts=tuple(value), batched=True, special=special)
+        if kinds == {int}:
+            return Plan(ids=(_ids(name, value),))
+        if kinds == {list}:
+            return Plan(ids=tuple(_ids(name, item) for item in value), batched=True)
+    raise BadPrompt(name, value, "text, token ids, or a list of either, not empty")
+
+
+def _ids(name: str, ids: list[Any]) -> list[int]:
+    if not ids or {type(one) for one in ids} != {int}:
+        raise BadPrompt(name, ids, "a list of at least one token id")
+    if min(ids) < 0 or max(ids) >= 2**32:
+        raise BadPrompt(name, ids, "token ids from 0 to 4294967295")
+    return ids
+
+
+def _has_media(message: Body) -> bool:
+    content = message.get("content")
+    return isinstance(content, list) and any(
+        isinstance(part, dict) and part.get("type", "text") not in TEXT_PARTS for part in content
+    )
+
+
+def _chars(messages: list[Body] | None) -> int:
+    found = 0
+    for message in messages or ():
+        content = message.get("content")
+        parts = content if isinstance(content, list) else [content]
+        texts = (part.get("text") if isinstance(part, dict) else part for part in parts)
+        found += sum(len(text) for text in texts if isinstance(text, str))
+    return found

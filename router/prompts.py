@@ -1,0 +1,157 @@
+"""Prompts: which token ids will the engine see for this body?
+
+Edge: tokenising runs in threads, never on the event loop. plans.py says what to tokenise, gateway.py
+asks once per request, hashing and ranking follow. Open it to change whose tokenizer is used, or
+what tokenising may cost.
+
+    body -> plan: texts | ids | chat | a reason -> tokenizer of the model -> Prompt
+
+Where ids cannot be had the reason says so and the request is routed by load: never silently.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from kvplane.tokens import Tokenizer, TokensError
+
+from .plans import BadPrompt, Body, Plan, Reason, plan
+from .settings import PromptSettings
+
+__all__ = ["BadPrompt", "Prompt", "Prompts", "Reason"]
+
+log = logging.getLogger(__name__)
+
+JOINERS = {"sglang": " ", "vllm": "\n"}  # between text parts of a message; ours is as vLLM's
+Result = tuple[tuple[list[int], ...] | None, Reason | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """All prompts of one request. `tokens` is None where a reason says why."""
+
+    tokens: tuple[list[int], ...] | None
+    reason: Reason | None = None
+    batched: bool = False  # a list of prompts, also of one
+    adapter: str = ""  # named beside the model (SGLang's lora_path)
+    salt: str = ""  # cache_salt (vLLM) or extra_key (SGLang): keeps equal prompts apart
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt; 0 where unknown."""
+        return max(map(len, self.tokens or ((),)))
+
+    @property
+    def total(self) -> int:
+        """Tokens of all prompts together; 0 where unknown."""
+        return sum(map(len, self.tokens or ()))
+
+
+class Prompts:
+    """Tokenises bodies with each model's own tokenizer. A Part."""
+
+    def __init__(self, settings: PromptSettings | None = None, default: str = "") -> None:
+        self._settings = settings or PromptSettings()
+        self._default = default  # folder or "builtin" for models that name none
+        self._folders: dict[str, tuple[str, str]] = {}  # model -> folder, engine
+        self._loaded: dict[str, Tokenizer | None] = {}  # folder -> None where it is broken
+        self._pool: ThreadPoolExecutor | None = None
+        self._places = threading.BoundedSemaphore(self._settings.waiting)
+
+    async def start(self) -> None:
+        """Begin to take work."""
+        self._pool = ThreadPoolExecutor(self._settings.threads, thread_name_prefix="prompts")
+        if self._default:
+            self._pool.submit(self._tokenizer, self._default)
+
+    async def stop(self) -> None:
+        """Let go of the threads; what waits is dropped."""
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool = None
+
+    def learn(self, model: str, folder: str = "", engine: str = "kvplane") -> None:
+        """A model's tokenizer folder, and whose way to join text parts it is. Loaded at once."""
+        folder = folder or self._folders.get(model, ("", ""))[0]
+        self._folders[model] = (folder, engine)
+        if folder and self._pool is not None:
+            self._pool.submit(self._tokenizer, folder)
+
+    async def tokenise(self, path: str, body: Body, model: str = "") -> Prompt:
+        """Token ids of each prompt in the body; `model` as resolved, "" = the only one.
+
+        Raises BadPrompt. Everything else that goes wrong is a reason. Bounded in time and number.
+        """
+        found = plan(path, body)
+        if found.reason is not None or found.ids is not None:
+            return _prompt(body, found, found.ids, found.reason)
+        folder, engine = self._home(model)
+        if not folder:
+            return _prompt(body, found, None, "no_tokenizer")
+        if found.size > self._settings.most_chars:
+            return _prompt(body, found, None, "too_large")
+        work = self._begin(found, folder, JOINERS.get(engine, "\n"))
+        if work is None:
+            return _prompt(body, found, None, "busy")
+        try:
+            result = await asyncio.wait_for(asyncio.wrap_future(work), self._settings.deadline_s)
+        except TimeoutError:
+            return _prompt(body, found, None, "slow")
+        return _prompt(body, found, *result)
+
+    def _begin(self, found: Plan, folder: str, joiner: str) -> Future[Result] | None:
+        """Hand the work to a thread; None where too much waits already."""
+        if self._pool is None or not self._places.acquire(blocking=False):
+            return None
+        work = self._pool.submit(self._ids_of, found, folder, joiner)
+        work.add_done_callback(lambda _: self._places.release())  # also when it was cancelled
+        return work
+
+    def _home(self, model: str) -> tuple[str, str]:
+        """Folder and engine of a model."""
+        only = next(iter(self._folders.values())) if len(self._folders) == 1 else ("", "")
+        folder, engine = self._folders.get(model, only if not model else ("", ""))
+        return folder or self._default, engine
+
+    def _ids_of(self, found: Plan, folder: str, joiner: str) -> Result:
+        """In a thread: load the tokenizer where it is new, then tokenise."""
+        tokenizer = self._tokenizer(folder)
+        if tokenizer is None:
+            return None, "broken_tokenizer"
+        if found.messages is None:
+            try:
+                return tuple(tokenizer.encode_many(list(found.texts), found.special)), None
+            except TokensError:
+                return None, "not_unicode"
+        try:
+            messages, tools = found.messages, found.tools
+            return (tokenizer.chat(messages, tools, found.open_turn, found.extra, joiner),), None
+        except TokensError as error:  # the engine's template will say the same to the client
+            log.debug("template refused folder=%s error=%s", folder, error)
+            return None, "template"
+
+    def _tokenizer(self, folder: str) -> Tokenizer | None:
+        if folder not in self._loaded:
+            try:
+                self._loaded[folder] = Tokenizer.load(folder)
+            except TokensError as error:
+                log.error("tokenizer unusable folder=%s error=%s action=by-load", folder, error)
+                self._loaded[folder] = None
+        return self._loaded[folder]
+
+
+def _prompt(
+    body: Body, found: Plan, ids: tuple[list[int], ...] | None, reason: Reason | None
+) -> Prompt:
+    adapter, salt = body.get("lora_path"), body.get("cache_salt") or body.get("extra_key")
+    return Prompt(
+        ids,
+        reason,
+        found.batched,
+        adapter if isinstance(adapter, str) else "",
+        salt if isinstance(salt, str) else "",
+    )
