@@ -8,6 +8,7 @@ knows nobody else. Open it to see what events offers.
 
 from __future__ import annotations
 
+from .api import routes
 from .dialects import DIALECTS, dialect_of
 from .dialects.base import (
     AllCleared,
@@ -21,18 +22,43 @@ from .dialects.base import (
     engine_hash,
     engine_key,
 )
+from .errors import BadEndpoint, EventsError
+from .metrics import EventsMetrics
+from .records import entry_record, record
+from .sequence import Gap, Life, Seen, judge, same_life
+from .settings import EventsSettings
+from .subscriber import Subscriber
+from .subscriptions import Following, Subscriptions
+from .translation import Translation, Translator
 
 __all__ = [
     "DIALECTS",
     "AllCleared",
     "BadBatch",
+    "BadEndpoint",
     "BlocksRemoved",
     "BlocksStored",
     "Decoded",
     "Dialect",
     "Dropped",
     "EngineEvent",
+    "EventsError",
+    "EventsMetrics",
+    "EventsSettings",
+    "Following",
+    "Gap",
+    "Life",
+    "Seen",
+    "Subscriber",
+    "Subscriptions",
+    "Translation",
+    "Translator",
     "dialect_of",
     "engine_hash",
     "engine_key",
+    "entry_record",
+    "judge",
+    "record",
+    "routes",
+    "same_life",
 ]

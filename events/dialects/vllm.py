@@ -102,6 +102,12 @@ def _text(item: Any) -> str:
     return item.hex() if isinstance(item, bytes) else str(item)
 
 
+def _group(told: int | None) -> int:
+    if not 0 <= (told or 0) <= 0xFFFF:
+        raise ValueError(f"group_idx {told}: must be 0 to 65535")
+    return told or 0
+
+
 def _stored(frame: _StoredMap | _StoredArray) -> BlocksStored:
     adapter = frame.lora_name or ""
     parent = frame.parent_block_hash
@@ -116,7 +122,7 @@ def _stored(frame: _StoredMap | _StoredArray) -> BlocksStored:
         adapter=adapter,
         salt=getattr(frame, "cache_salt", None) or salt,
         extra=extra,
-        group=frame.group_idx or 0,
+        group=_group(frame.group_idx),
         kind=frame.kv_cache_spec_kind or "",
         paired=paired,
         adapter_id=None if adapter else frame.lora_id,
@@ -128,7 +134,7 @@ def _convert(frame: Any) -> EngineEvent:
         return _stored(frame)
     keys = tuple(engine_key(value) for value in frame.block_hashes)
     tier = tier_of(frame.medium, getattr(frame, "locality", None))
-    return BlocksRemoved(keys, tier, frame.group_idx or 0)
+    return BlocksRemoved(keys, tier, _group(frame.group_idx))
 
 
 def encode(ts: float, events: Sequence[EngineEvent], dp_rank: int = 0) -> bytes:
