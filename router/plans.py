@@ -9,6 +9,7 @@ the ids is looked at. Open it to teach the gateway another kind of body.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -28,8 +29,7 @@ class BadPrompt(GatewayError):
     """A member that cannot be a prompt: the caller's mistake."""
 
     def __init__(self, field: str, value: object, want: str) -> None:
-        shown = repr(value)
-        shown = shown if len(shown) <= 80 else shown[:77] + "..."
+        shown = reprlib.repr(value)  # short, whatever it holds
         super().__init__("invalid_request", f"'{field}' is {shown}: must be {want}", field)
 
 

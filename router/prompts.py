@@ -1,8 +1,8 @@
 """Prompts: which token ids will the engine see for this body?
 
-Edge: tokenising runs in threads, never on the event loop. plans.py says what to tokenise, gateway.py
-asks once per request, hashing and ranking follow. Open it to change whose tokenizer is used, or
-what tokenising may cost.
+Edge: tokenising runs in threads, never on the event loop. plans.py says what to tokenise,
+gateway.py asks once per request, hashing and ranking follow. Open it to change whose tokenizer is
+used, or what tokenising may cost.
 
     body -> plan: texts | ids | chat | a reason -> tokenizer of the model -> Prompt
 

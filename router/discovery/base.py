@@ -1,0 +1,43 @@
+"""Discovery seam: who serves, and who no longer does?
+
+Seam. A member watches some source (a list, an orchestrator) and calls back; wiring.py gives the
+callbacks to the fleet, the tokenizers and the event subscriptions. Open it to change what every
+source must tell. Rules: up before down, once each per life; the same pod again with another
+generation is down, then up; a source that fails tells nothing and keeps what it told.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from kvplane.vocabulary import Pod, WorkerUp
+
+OnUp = Callable[[WorkerUp], Awaitable[None] | None]
+OnDown = Callable[[Pod], Awaitable[None] | None]
+OnHealth = Callable[[Pod, bool, str], Any]  # one sign: well or not, and why not
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A pod we were told of that does not serve yet, and why."""
+
+    declared: WorkerUp
+    reason: str
+
+
+class Discovery(Protocol):
+    """A Part that calls back. start() returns at once, whoever is down."""
+
+    async def start(self) -> None: ...
+    async def stop(self) -> None: ...
+    def waiting(self) -> tuple[Waiting, ...]: ...
+
+
+async def tell(callback: Callable[..., Any], *facts: Any) -> None:
+    """Call back, plain function or coroutine."""
+    result = callback(*facts)
+    if inspect.isawaitable(result):
+        await result

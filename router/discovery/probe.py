@@ -1,0 +1,109 @@
+"""Probe: is this engine alive, and what does it say about itself?
+
+Edge: a few GETs with deadlines and size limits over aiohttp. static.py decides when; facts.py says
+what the answers mean. Open it to change which routes are asked.
+
+    /health   (SGLang: /ready first, its /health runs a request)      only 200 is alive
+    /server_info -> /get_server_info    /v1/models    /kv_event_sources (vLLM)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import msgspec
+
+from kvplane.vocabulary import WorkerUp
+
+from ..settings import ProbeSettings
+from .facts import Answers, Facts, family, filled
+
+
+class ProbeFailed(Exception):
+    """No answer that could be used. Says from where and why, in a few words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """What was learnt. `pending`: the engine lives, but did not tell its facts in time."""
+
+    up: WorkerUp
+    pending: bool = False
+
+
+async def probe(
+    session: aiohttp.ClientSession, declared: WorkerUp, settings: ProbeSettings | None = None
+) -> Probed:
+    """The declared worker filled from the engine. Raises ProbeFailed where it does not live.
+
+    An engine that lives but keeps silent about itself is usable as declared (FR-RT-31).
+    """
+    settings = settings or ProbeSettings()
+    await alive(session, declared, settings)
+    try:
+        info, models = await asyncio.gather(
+            _info(session, declared.url, settings),
+            _facts(session, declared.url + "/v1/models", settings),
+        )
+        said = Answers(info, models, {})
+        if family(declared, said) == "vllm":
+            sources = await _facts(session, declared.url + "/kv_event_sources", settings)
+            said = Answers(info, models, sources)
+    except ProbeFailed:
+        return Probed(declared, pending=True)
+    return Probed(filled(declared, said))
+
+
+async def alive(session: aiohttp.ClientSession, worker: WorkerUp, settings: ProbeSettings) -> None:
+    """Returns where the engine says 200 in time; raises ProbeFailed with the reason otherwise."""
+    paths = ("/ready", "/health") if worker.engine == "sglang" else ("/health",)
+    for path in paths:
+        status, _ = await _get(session, worker.url + path, settings)
+        if status != 404:
+            break
+    if status != 200:
+        raise ProbeFailed(f"GET {path} answered {status}")
+
+
+async def _info(session: aiohttp.ClientSession, url: str, settings: ProbeSettings) -> Facts:
+    """Server info under its new or its old name."""
+    found = await _facts(session, url + "/server_info", settings)
+    return found or await _facts(session, url + "/get_server_info", settings)
+
+
+async def _facts(session: aiohttp.ClientSession, url: str, settings: ProbeSettings) -> Facts:
+    """A JSON object; empty where the route is not there."""
+    status, body = await _get(session, url, settings)
+    if status in (404, 405):
+        return {}
+    if status != 200:
+        raise ProbeFailed(f"GET {url} answered {status}")
+    try:
+        found: Any = msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError) as error:
+        raise ProbeFailed(f"GET {url}: no valid JSON: {error}") from error
+    return found if isinstance(found, dict) else {}
+
+
+async def _get(
+    session: aiohttp.ClientSession, url: str, settings: ProbeSettings
+) -> tuple[int, bytes]:
+    """Status and body within the deadline and the size limit."""
+    try:
+        async with (
+            asyncio.timeout(settings.deadline_s),
+            session.get(url, allow_redirects=False) as answer,
+        ):
+            body = bytearray()
+            async for chunk in answer.content.iter_any():
+                body += chunk
+                if len(body) > settings.most_bytes:
+                    raise ProbeFailed(f"GET {url}: more than {settings.most_bytes} bytes")
+            return answer.status, bytes(body)
+    except TimeoutError as error:
+        raise ProbeFailed(f"GET {url}: no answer in {settings.deadline_s} s") from error
+    except (aiohttp.ClientError, OSError, ValueError) as error:
+        raise ProbeFailed(f"GET {url}: {error or type(error).__name__}") from error
