@@ -193,6 +193,5 @@ class ChecksumMismatch(TransferError):
         return f"checksum mismatch in {len(self.positions)} pages (positions {shown}{more})"
 
 
-KINDS = tuple(
-    sorted(cls.kind for cls in [TransferError, *TransferError.__subclasses__()])
-)  # closed set of label values
+_ALL: list[type[TransferError]] = [TransferError, *TransferError.__subclasses__()]
+KINDS = tuple(sorted(cls.kind for cls in _ALL))  # closed set of label values

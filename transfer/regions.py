@@ -36,7 +36,7 @@ class Region:
             raise ValueError(f"region {type(array).__name__}: must be a numpy array with items")
         if not array.flags.c_contiguous or not array.flags.writeable:
             raise ValueError("region: must be C-contiguous and writable")
-        view = memoryview(array.reshape(-1).view(np.uint8))
+        view = array.reshape(-1).view(np.uint8).data
         return Region(view, array.nbytes // array.shape[0], array)
 
     @property
@@ -74,9 +74,41 @@ class Regions:
         """The bytes of one page, region by region."""
         return tuple(region.run(page) for region in self._regions)
 
+    def out(self, sources: Sequence[int], pages: Sequence[int]) -> list[PageOut]:
+        """Our pages `sources` on their way to the decode's `pages`."""
+        both = zip(sources, pages, strict=True)
+        return [PageOut(page, self.parts(source), source) for source, page in both]
+
+    def gather(self, pages: Sequence[PageOut]) -> list[memoryview]:
+        """The bytes region by region, neighbours as one piece.
+
+        sources 4 5 9:   region 0: [4 5] [9]   region 1: [4 5] [9]
+        """
+        pieces: list[memoryview] = []
+        for at, region in enumerate(self._regions):
+            start = 0
+            while start < len(pages):
+                end = _neighbours(pages, start)
+                first = pages[start].source
+                own = first is None or end - start == 1
+                pieces.append(
+                    pages[start].parts[at] if own else region.run(first or 0, end - start)
+                )
+                start = end
+        return pieces
+
     def sums(self, pages: Iterable[int]) -> tuple[int, ...]:
         """xxh3-64 of each page, over its regions in order. Blocks: 6 GB/s; use a thread."""
         return tuple(page_sum(self.parts(page)) for page in pages)
+
+
+def _neighbours(pages: Sequence[PageOut], start: int) -> int:
+    """End of the run of pages whose sources follow each other; start + 1 at least."""
+    end = start + 1
+    source = pages[start].source
+    while source is not None and end < len(pages) and pages[end].source == source + end - start:
+        end += 1
+    return end
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +117,7 @@ class PageOut:
 
     page: int
     parts: tuple[memoryview, ...]
+    source: int | None = None  # our number, where `parts` are the registered memory itself
 
 
 def page_sum(parts: Iterable[memoryview]) -> int:

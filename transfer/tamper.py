@@ -75,8 +75,8 @@ def flip_byte(pages: list[PageOut], at: int, bit: int = 0) -> list[PageOut]:
 def swap_pages(pages: list[PageOut], first: int = 0, second: int = -1) -> list[PageOut]:
     """The bytes of two pages change places; one page alone stays as it is."""
     swapped = list(pages)
-    swapped[first] = PageOut(pages[first].page, pages[second].parts)
-    swapped[second] = PageOut(pages[second].page, pages[first].parts)
+    swapped[first] = dataclasses.replace(pages[second], page=pages[first].page)
+    swapped[second] = dataclasses.replace(pages[first], page=pages[second].page)
     return swapped
 
 

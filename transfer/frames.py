@@ -1,0 +1,149 @@
+"""Frames: what decode and prefill say to each other on the control connection.
+
+Pure. The decode dials the prefill's rank port; control.py moves the frames, offer.py and pull.py
+act on them. Open it to change a message; positions are never used, unknown members are ignored.
+
+    | length u32 big endian | msgpack map, its type under "t" |      length 1 .. most
+
+    decode                         prefill
+    bind  ------------------------>          room, attempt, layout, offer, pages
+          <------------------------ bound    offers agree; says the prefill's generation
+                (pages, record on the data path)
+          <------------------------ commit   every byte is confirmed, the record too
+    verdict ---------------------->          ok, or why not; end
+    abort ------------------------>          any time: the decode gives up
+          <------------------------ refused  instead of bound; names every differing field
+          <------------------------ failed   any time: the prefill gives up
+"""
+
+from __future__ import annotations
+
+import struct
+
+import msgspec
+
+from kvplane.vocabulary import MAX_ROOM
+
+from .backends.base import Offer
+from .metadata import Layout
+
+PROTOCOL = 1
+MOST_SMALL = 64 * 1024  # bytes of every frame but bind
+MOST_BIND = 4 * 1024 * 1024  # 262 144 page numbers of up to 5 bytes, and the rest
+MOST_REASON = 2000  # characters of a reason that travels
+_LENGTH = struct.Struct(">I")
+
+
+class BadFrame(ValueError):
+    """Not a frame of this protocol."""
+
+
+class _Frame(msgspec.Struct, tag_field="t", frozen=True, kw_only=True):
+    """Base: the tag stands under "t"."""
+
+
+class BindFrame(_Frame, tag="bind", frozen=True, kw_only=True):
+    """The decode wants a room."""
+
+    protocol: int
+    room: int
+    attempt: int  # random; names the data session too
+    generation: str  # of the decode
+    layout: Layout
+    offer: Offer
+    pages: tuple[int, ...]  # the decode's page numbers, in prompt order
+    tokens: int
+    aux_bytes: int
+    held_pages: int = 0  # leading pages the decode has already
+    sums: bool = True  # the decode will check page sums
+    expected: str | None = None  # generation of the prefill, where the decode knows it
+    shard: int = 0  # of how many the decode expects
+    shards: int = 1
+
+
+class BoundFrame(_Frame, tag="bound", frozen=True, kw_only=True):
+    """The prefill knows the room and agrees on the form of the data."""
+
+    generation: str
+
+
+class RefusedFrame(_Frame, tag="refused", frozen=True, kw_only=True):
+    """No; the connection closes. kind: refused, layout, generation, prefill-failed."""
+
+    kind: str
+    reason: str
+    fields: tuple[str, ...] = ()
+
+
+class FailedFrame(_Frame, tag="failed", frozen=True, kw_only=True):
+    """The room will never be delivered; the connection closes."""
+
+    reason: str
+
+
+class CommitFrame(_Frame, tag="commit", frozen=True, kw_only=True):
+    """Pages and record are applied at the decode."""
+
+    pages: int
+
+
+class VerdictFrame(_Frame, tag="verdict", frozen=True, kw_only=True):
+    """What the decode's verify said; kind as in errors.py."""
+
+    ok: bool
+    kind: str = ""
+    reason: str = ""
+
+
+class AbortFrame(_Frame, tag="abort", frozen=True, kw_only=True):
+    """The decode gives up; nothing may be sent any more."""
+
+    reason: str
+
+
+Frame = (
+    BindFrame | BoundFrame | RefusedFrame | FailedFrame | CommitFrame | VerdictFrame | AbortFrame
+)
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)
+
+
+def encode_frame(frame: Frame) -> bytes:
+    """Length and body."""
+    body = _encoder.encode(frame)
+    return _LENGTH.pack(len(body)) + body
+
+
+def frame_length(head: bytes, most: int) -> int:
+    """From the first four bytes; raises BadFrame where it is 0 or above `most`."""
+    (length,) = _LENGTH.unpack(head)
+    if not 1 <= length <= most:
+        raise BadFrame(f"frame of {length} bytes, allowed are 1 to {most}")
+    return int(length)
+
+
+def decode_frame(body: bytes) -> Frame:
+    """One message; raises BadFrame, never anything else."""
+    try:
+        return _decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadFrame(f"no frame: {error}") from error
+
+
+def bind_faults(bind: BindFrame, most_pages: int) -> str | None:
+    """The first member of a bind that no decode can mean; None = fine."""
+    if bind.protocol != PROTOCOL:
+        return f"protocol version {bind.protocol}, this is {PROTOCOL}"
+    if not 1 <= bind.room <= MAX_ROOM:
+        return f"room {bind.room}: must be 1 to 2**63-1"
+    if not 1 <= bind.attempt <= MAX_ROOM:
+        return f"attempt {bind.attempt}: must be 1 to 2**63-1"
+    if len(bind.pages) > most_pages:
+        return f"pages: {len(bind.pages)}, at most {most_pages}"
+    if len(set(bind.pages)) != len(bind.pages) or any(not 0 <= page < 2**32 for page in bind.pages):
+        return "pages: must be different numbers of 32 bit"
+    if bind.tokens < 0 or bind.held_pages < 0:
+        return f"tokens {bind.tokens}, held_pages {bind.held_pages}: must be 0 or more"
+    if bind.shards != 1 or bind.shard != 0:
+        return f"shard {bind.shard} of {bind.shards}: this prefill delivers rooms whole"
+    return None
