@@ -1,0 +1,120 @@
+"""Router metrics: what the gateway did, for Prometheus.
+
+Edge: counters on a registry that is given. gateway.py, prompts.py and wiring.py count here; state
+that lives elsewhere (load, health, circuits, rooms) is read when somebody scrapes. Open it to
+count something new. Label values come from closed sets, or are workers and models we were told of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from .breaker import Breakers, State
+from .fleet import Fleet
+
+FAST_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
+SLOW_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
+
+
+class RouterMetrics:
+    """All counters of router/; one set per process."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        def counter(name: str, text: str, *labels: str) -> Counter:
+            return Counter(f"kvplane_router_{name}", text, labels, registry=registry)
+
+        def histogram(name: str, text: str, grain: tuple[float, ...], *labels: str) -> Histogram:
+            name = f"kvplane_router_{name}"
+            return Histogram(name, text, labels, registry=registry, buckets=grain)
+
+        self.registry = registry
+        self.requests = counter("requests_total", "Answers by route and status.", "route", "status")
+        self.legs = counter(
+            "legs_total", "Legs by side, worker and outcome.", "side", "worker", "outcome"
+        )
+        self.retries = counter("retries_total", "Further attempts, by what failed.", "reason")
+        self.stops = counter("retries_refused_total", "Failures not tried again, by why.", "reason")
+        self.knowledge = counter(
+            "knowledge_total", "Requests by how far the index was believed.", "state", "reason"
+        )
+        self.predicted = counter(
+            "predicted_cached_tokens_total", "Tokens we said the prefill holds.", "worker"
+        )
+        self.actual = counter(
+            "actual_cached_tokens_total", "Tokens the prefill says it held.", "worker"
+        )
+        self.prompt_tokens = counter("prompt_tokens_total", "Tokens of all prompts.", "model")
+        self.undisaggregated = counter(
+            "not_disaggregated_total", "Requests served without a transfer, by why.", "reason"
+        )
+        self.opened = counter("circuit_opened_total", "Circuits that opened.", "worker")
+        self.health = counter(
+            "health_changes_total", "Workers that left or came back by health.", "worker", "state"
+        )
+        self.restarts = counter("worker_restarts_total", "New lives of known pods.", "pod")
+        self.request_s = histogram(
+            "request_seconds", "Request in to last byte out.", SLOW_S, "route"
+        )
+        self.first_byte_s = histogram(
+            "first_byte_seconds", "Request in to first byte out.", SLOW_S, "route"
+        )
+        self.choose_s = histogram("choose_seconds", "Tokens in to a pair chosen.", FAST_S)
+        self.tokenise_s = histogram("tokenise_seconds", "A body to its token ids.", FAST_S)
+        self.stage_s = histogram(
+            "stage_seconds", "Stages of rooms, as their doers say.", SLOW_S, "stage", "outcome"
+        )
+
+    def watch(
+        self,
+        fleet: Fleet,
+        breakers: Breakers,
+        now: Callable[[], float],
+        rooms_open: Callable[[], int] = lambda: 0,
+    ) -> None:
+        """Show the state of these at every scrape."""
+        self.registry.register(_State(fleet, breakers, now, rooms_open))
+
+
+class _State(Collector):
+    """Gauges read when somebody scrapes: nothing to keep in step, nothing on the request's path."""
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        breakers: Breakers,
+        now: Callable[[], float],
+        rooms_open: Callable[[], int],
+    ) -> None:
+        self._fleet, self._breakers, self._now, self._rooms = fleet, breakers, now, rooms_open
+
+    def describe(self) -> list[Any]:
+        """Nothing: the registry need not scrape us to know our names."""
+        return []
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """One sample per worker and gauge."""
+        labels = ["worker", "role"]
+        tokens = _gauge("inflight_tokens", "Tokens booked on a worker.", labels)
+        requests = _gauge("inflight_requests", "Requests booked on a worker.", labels)
+        healthy = _gauge("worker_healthy", "1 where new requests may go there.", labels)
+        circuit = _gauge("circuit_state", "1 for the state a circuit is in.", ["worker", "state"])
+        for target in self._fleet.targets():
+            who = [str(target.worker), str(target.role)]
+            tokens.add_metric(who, target.inflight_tokens)
+            requests.add_metric(who, target.inflight_requests)
+            healthy.add_metric(who, float(target.healthy and not target.draining))
+        for worker, state in self._breakers.states(self._now()).items():
+            for one in State:
+                circuit.add_metric([str(worker), str(one)], float(one is state))
+        rooms = _gauge("rooms_open", "Rooms of requests under way.", [])
+        rooms.add_metric([], self._rooms())
+        yield from (tokens, requests, healthy, circuit, rooms)
+
+
+def _gauge(name: str, text: str, labels: list[str]) -> GaugeMetricFamily:
+    return GaugeMetricFamily(f"kvplane_router_{name}", text, labels=labels)
