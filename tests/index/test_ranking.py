@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from kvplane.index import Held, View, chain, rank
-from kvplane.vocabulary import Epoch, Namespace, Pod, PrefixChain, Stored, Tier, Worker
+from kvplane.vocabulary import Epoch, Namespace, Pod, PrefixChain, Removed, Stored, Tier, Worker
 
 A, B, C = (Worker(Pod(name)) for name in "abc")
 CHAIN = chain(range(7 * 16), Namespace("m", 16))
@@ -68,3 +68,12 @@ def test_tiers_count_each_block_of_the_depth_once_where_it_lies_best() -> None:
     held = rank(view, CHAIN)[0]
     assert held.depth_blocks == 5
     assert held.tiers == {Tier.GPU: 3, Tier.CPU: 1, Tier.DISK: 1}
+
+
+def test_tiers_leave_out_what_lies_behind_a_hole() -> None:
+    view = View()
+    view.apply(Stored(A, Epoch(1), Tier.GPU, None, CHAIN.blocks, 16))
+    view.apply(Stored(A, Epoch(1), Tier.CPU, None, CHAIN.blocks[:1], 16))
+    view.apply(Removed(A, Epoch(1), Tier.GPU, CHAIN.blocks[3:4]))
+    held = rank(view, CHAIN)[0]
+    assert (held.depth_blocks, held.tiers) == (3, {Tier.GPU: 3})

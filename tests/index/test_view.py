@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from kvplane.index import View, forest, rank
+from kvplane.index import view as view_module
 from kvplane.vocabulary import (
     BlockHash,
     Change,
@@ -90,12 +91,28 @@ class Machine(RuleBasedStateMachine):
     def store_prompt(self, worker: Worker, path: Path) -> None:
         self.store(worker, Tier.GPU, path, 0)
 
+    @rule(worker=workers, tier=tiers, data=st.data(), more=st.lists(st.integers(0, 1), max_size=3))
+    def store_what_others_hold_and_go_on(
+        self, worker: Worker, tier: Tier, data: st.DataObject, more: list[int]
+    ) -> None:
+        path = data.draw(st.sampled_from(sorted(self.asked) or [(0,)]))
+        keep = data.draw(st.integers(1, len(path)))
+        self.store(worker, tier, (*path[:keep], *more), 0)
+
     @rule(worker=workers, tier=tiers, data=st.data())
     def remove(self, worker: Worker, tier: Tier, data: st.DataObject) -> None:
         held = sorted(self.naive.of(worker)[tier]) or [block((0,))]
         gone = data.draw(st.lists(st.sampled_from(held), min_size=1, max_size=5))
         self.tell(Removed(worker, self.epochs[worker], tier, tuple(gone)))
         self.naive.of(worker)[tier].difference_update(gone)
+
+    @rule(worker=workers, data=st.data())
+    def punch_a_hole(self, worker: Worker, data: st.DataObject) -> None:
+        path = data.draw(st.sampled_from(sorted(self.asked) or [(0,)]))
+        at = data.draw(st.integers(0, len(path) - 1))
+        for tier in TIERS:
+            self.tell(Removed(worker, self.epochs[worker], tier, blocks_of(path)[at : at + 1]))
+            self.naive.of(worker)[tier].discard(blocks_of(path)[at])
 
     @rule(worker=workers, path=paths, keep=st.integers(0, 5))
     def evict_tail_first(self, worker: Worker, path: Path, keep: int) -> None:
@@ -174,8 +191,12 @@ class SmallRuns(Machine):
         self.patch.undo()
 
 
-class Unswept(Machine):
-    """The same while void bits stay about."""
+class Unswept(SmallRuns):
+    """The same while void bits stay about and go one run at a time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.patch.setattr(view_module, "_SWEEP_RUNS", 1)
 
     def what_nobody_holds_is_given_back(self) -> None:
         pass
