@@ -1,0 +1,268 @@
+"""Fleet: who may be selected, and that load comes back to zero."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from kvplane.router.fleet import Booking, Fleet, Pulse, Target, beat
+from kvplane.router.settings import FleetSettings
+from kvplane.vocabulary import Epoch, Generation, Pod, Role, Worker, WorkerUp
+
+
+def up(name: str = "p1", role: Role = Role.PREFILL, **more: object) -> WorkerUp:
+    facts = {"model": "tiny", **more}
+    return WorkerUp(Pod(name), f"http://{name}:30000", role, **facts)  # type: ignore[arg-type]
+
+
+def names(targets: tuple[Target, ...]) -> list[str]:
+    return [str(target.worker) for target in targets]
+
+
+def fleet_of(*ups: WorkerUp) -> Fleet:
+    fleet = Fleet()
+    for worker in ups:
+        fleet.up(worker)
+    return fleet
+
+
+# Coming and going -------------------------------------------------------------------------------
+
+
+def test_every_dp_rank_is_a_target_of_its_own() -> None:
+    fleet = fleet_of(up("p1", dp_size=2), up("d1", Role.DECODE))
+    assert names(fleet.targets()) == ["d1", "p1", "p1@1"]
+    assert names(fleet.targets(Role.PREFILL)) == ["p1", "p1@1"]
+
+
+def test_targets_come_in_order_of_names_whoever_came_first() -> None:
+    assert names(fleet_of(up("p2"), up("p1"), up("p3")).targets()) == ["p1", "p2", "p3"]
+
+
+def test_a_pod_that_left_is_no_target() -> None:
+    fleet = fleet_of(up("p1"))
+    fleet.down(Pod("p1"))
+    fleet.down(Pod("p1"))
+    assert fleet.targets() == () and fleet.target(Worker(Pod("p1"))) is None
+
+
+def test_new_facts_of_a_living_pod_keep_its_load() -> None:
+    fleet = fleet_of(up("p1", model=""))
+    fleet.book(Worker(Pod("p1")), 10)
+    fleet.up(up("p1", model="tiny", max_tokens=100))
+    assert repr(fleet.targets()[0]) == "<p1 prefill tiny healthy 10 tokens in 1>"
+    assert fleet.targets()[0].up.max_tokens == 100
+
+
+def test_a_new_generation_begins_without_load_and_late_releases_do_not_reach_it() -> None:
+    fleet = fleet_of(up("p1", generation=Generation("a")))
+    old = fleet.book(Worker(Pod("p1")), 10)
+    fleet.up(up("p1", generation=Generation("b")))
+    old.release()
+    assert (fleet.targets()[0].inflight_tokens, fleet.targets()[0].inflight_requests) == (0, 0)
+
+
+def test_booking_a_worker_that_left_says_so() -> None:
+    with pytest.raises(KeyError, match="left the fleet"):
+        Fleet().book(Worker(Pod("p1")), 1)
+
+
+def test_the_epoch_of_a_worker_is_kept_on_its_target() -> None:
+    fleet = fleet_of(up("p1", dp_size=2))
+    fleet.set_epoch(Worker(Pod("p1"), 1), Epoch(4))
+    fleet.set_epoch(Worker(Pod("p9")), Epoch(4))
+    assert [target.epoch for target in fleet.targets()] == [None, 4]
+
+
+@pytest.mark.parametrize(
+    ("url", "declared", "host"),
+    [
+        ("http://10.0.0.7:30000", None, "10.0.0.7"),
+        ("http://[::1]:30000", None, "::1"),
+        ("http://10.0.0.7:30000", "boot", "boot"),
+    ],
+)
+def test_the_bootstrap_host_is_that_of_the_url_unless_declared(
+    url: str, declared: str | None, host: str
+) -> None:
+    fleet = fleet_of(WorkerUp(Pod("p1"), url, Role.PREFILL, bootstrap_host=declared))
+    assert fleet.targets()[0].bootstrap_host == host
+
+
+# Selecting --------------------------------------------------------------------------------------
+
+
+def test_only_healthy_targets_that_are_not_drained_are_selectable() -> None:
+    fleet = fleet_of(up("p1"), up("p2"), up("p3"))
+    fleet.drain(Pod("p1"))
+    for _ in range(3):
+        fleet.mark_health(Pod("p2"), False, 1.0, "refused")
+    assert names(fleet.selectable(Role.PREFILL, "tiny")) == ["p3"]
+    fleet.drain(Pod("p1"), False)
+    assert names(fleet.selectable(Role.PREFILL, "tiny")) == ["p1", "p3"]
+
+
+def test_a_worker_added_later_is_selectable_at_once() -> None:
+    fleet = fleet_of(up("p1"))
+    assert names(fleet.selectable(Role.PREFILL, "tiny")) == ["p1"]
+    fleet.up(up("p2"))
+    assert names(fleet.selectable(Role.PREFILL, "tiny")) == ["p1", "p2"]
+
+
+def test_a_model_is_served_by_those_that_have_it_or_an_adapter_of_that_name() -> None:
+    fleet = fleet_of(up("p1", adapters=("french",)), up("p2", model="other"), up("p3", model=""))
+    assert names(fleet.selectable(Role.PREFILL, "tiny")) == ["p1", "p3"]
+    assert names(fleet.selectable(Role.PREFILL, "french")) == ["p1", "p3"]
+    assert fleet.models() == ("french", "other", "tiny")
+
+
+def test_an_unknown_model_is_named_with_those_there_are() -> None:
+    error = fleet_of(up("p1")).lack(Role.PREFILL, "huge")
+    assert error is not None and (error.code, error.status) == ("model_not_found", 404)
+    assert str(error) == "model_not_found: no model 'huge' here: tiny"
+
+
+def test_no_model_is_fine_where_there_is_only_one() -> None:
+    assert fleet_of(up("p1")).lack(Role.PREFILL, "") is None
+    error = fleet_of(up("p1"), up("p2", model="other")).lack(Role.PREFILL, "")
+    assert error is not None and (error.status, error.param) == (400, "model")
+
+
+@pytest.mark.parametrize(
+    ("role", "code"),
+    [(Role.PREFILL, "no_prefill_available"), (Role.DECODE, "no_decode_available")],
+)
+def test_an_empty_fleet_says_which_side_is_missing(role: Role, code: str) -> None:
+    error = Fleet().lack(role, "tiny")
+    assert error is not None and error.code == code and "registered" in error.message
+
+
+def test_why_nobody_can_be_used_names_each_worker() -> None:
+    fleet = fleet_of(up("p1"), up("p2"))
+    fleet.drain(Pod("p1"))
+    for _ in range(3):
+        fleet.mark_health(Pod("p2"), False, 1.0, "connection refused")
+    error = fleet.lack(Role.PREFILL, "tiny")
+    assert error is not None and "p1 draining, p2 unhealthy (connection refused)" in error.message
+
+
+def test_names_from_clients_do_not_fill_memory() -> None:
+    fleet = fleet_of(up("p1"))
+    for number in range(3000):
+        fleet.selectable(Role.PREFILL, f"name{number}")
+    assert len(fleet._chosen) <= 1024
+
+
+# Health -----------------------------------------------------------------------------------------
+
+
+def walk(signs: str) -> str:
+    """+ well, - not well -> H healthy, U unhealthy after each."""
+    pulse, settings = Pulse(), FleetSettings(failures=3, successes=2)
+    shown = ""
+    for sign in signs:
+        beat(pulse, sign == "+", 0.0, "slow", settings)
+        shown += "H" if pulse.healthy else "U"
+    return shown
+
+
+@pytest.mark.parametrize(
+    ("signs", "states"),
+    [
+        ("---", "HHU"),
+        ("--+--", "HHHHH"),
+        ("---+-++", "HHUUUUH"),
+        ("---++", "HHUUH"),
+        ("-+-+-+-+", "HHHHHHHH"),
+    ],
+)
+def test_health_changes_only_after_a_row_of_signs(signs: str, states: str) -> None:
+    assert walk(signs) == states
+
+
+@given(st.text(alphabet="+-", max_size=40))
+def test_two_changes_of_health_are_never_closer_than_their_rows(signs: str) -> None:
+    states = "H" + walk(signs)
+    changes = [at for at in range(1, len(states)) if states[at] != states[at - 1]]
+    assert all(later - earlier >= 2 for earlier, later in pairwise(changes))
+
+
+def test_mark_health_says_when_it_changed_and_keeps_the_reason() -> None:
+    fleet = fleet_of(up("p1"))
+    said = [fleet.mark_health(Pod("p1"), False, at, "timeout") for at in (1.0, 2.0, 3.0, 4.0)]
+    assert said == [False, False, True, False]
+    pulse = fleet.targets()[0].pulse
+    assert (pulse.reason, pulse.since) == ("timeout", 3.0)
+    assert not fleet.mark_health(Pod("gone"), False, 1.0)
+
+
+# Load -------------------------------------------------------------------------------------------
+
+
+def test_a_booking_is_given_back_once() -> None:
+    fleet = fleet_of(up("p1"))
+    booking = fleet.book(Worker(Pod("p1")), 7)
+    assert fleet.targets()[0].inflight_tokens == 7
+    booking.release()
+    booking.release()
+    assert (fleet.targets()[0].inflight_tokens, fleet.targets()[0].inflight_requests) == (0, 0)
+
+
+def test_a_booking_is_given_back_when_its_block_ends_in_an_error() -> None:
+    fleet = fleet_of(up("p1"))
+    with pytest.raises(RuntimeError), fleet.book(Worker(Pod("p1")), 7):
+        raise RuntimeError
+    assert fleet.targets()[0].inflight_tokens == 0
+
+
+class Accounts(RuleBasedStateMachine):
+    """Whatever happens, load = the sum of open bookings of this life, never negative."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fleet = fleet_of(up("p1", dp_size=2), up("p2"))
+        self.open: list[tuple[Booking, int]] = []
+        self.life = 0
+
+    @rule(pod=st.sampled_from(["p1", "p2"]), rank=st.integers(0, 1), tokens=st.integers(0, 9999))
+    def book(self, pod: str, rank: int, tokens: int) -> None:
+        worker = Worker(Pod(pod), rank)
+        if self.fleet.target(worker) is not None:
+            self.open.append((self.fleet.book(worker, tokens), tokens))
+
+    @rule(at=st.integers(0, 20), again=st.booleans())
+    def release(self, at: int, again: bool) -> None:
+        if at < len(self.open):
+            booking, _ = self.open.pop(at)
+            booking.release()
+            if again:
+                booking.release()
+
+    @rule(pod=st.sampled_from(["p1", "p2"]))
+    def restart(self, pod: str) -> None:
+        self.life += 1
+        self.fleet.up(up(pod, generation=Generation(str(self.life)), dp_size=2))
+
+    @rule(pod=st.sampled_from(["p1", "p2"]))
+    def leave_and_return(self, pod: str) -> None:
+        self.fleet.down(Pod(pod))
+        self.fleet.up(up(pod, generation=Generation("back"), dp_size=2))
+
+    @invariant()
+    def load_is_the_sum_of_bookings(self) -> None:
+        for target in self.fleet.targets():
+            mine = [tokens for booking, tokens in self.open if booking.target is target]
+            assert (target.inflight_tokens, target.inflight_requests) == (sum(mine), len(mine))
+
+    def teardown(self) -> None:
+        for booking, _ in self.open:
+            booking.release()
+            assert booking.target.inflight_tokens >= 0
+        assert all(target.inflight_tokens == 0 for target in self.fleet.targets())
+
+
+TestAccounts = Accounts.TestCase
