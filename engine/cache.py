@@ -3,8 +3,8 @@
 Pure. One per dp rank; only the event loop touches it. model.py fills the pages, publisher.py says
 aloud what `drain` returns. Open it to change reuse, eviction or how blocks are named.
 
-    page: free --lease--> used by one lease --full--> block (refs) --give_back--> LRU --evict--> free
-                              `--quarantine--> quarantined --unquarantine--> free
+    page: free --lease--> of one lease --full--> block (refs) --give_back--> idle --evict--> free
+                             `--quarantine--> quarantined --unquarantine--> free
 
 A block names its tokens *and all before them* (SHA-256 chain). A lease holds every full block of
 its sequence, so an ancestor is always given back after its descendants and evicted after them:
@@ -114,7 +114,7 @@ class Cache:
         return lease
 
     def computed(self, lease: Lease, tokens: int) -> None:
-        """The first `tokens` tokens have their KV in the pages; blocks that became full are told."""
+        """The first `tokens` tokens have their KV in the pages; tells blocks that became full."""
         assert tokens <= len(lease.tokens), f"{tokens} of {len(lease.tokens)} tokens computed"
         new: list[Block] = []
         while (len(lease.blocks) + 1) * self.page_tokens <= tokens:

@@ -87,8 +87,8 @@ class Model:
         rng = np.random.default_rng(zlib.crc32(name.encode()))
 
         def weights(rows: int, columns: int, scale: float = 1.0) -> F32:
-            drawn = rng.standard_normal((rows, columns)) * (scale / np.sqrt(rows))
-            return drawn.astype(np.float32)
+            drawn: F32 = rng.standard_normal((rows, columns)).astype(np.float32)
+            return drawn * np.float32(scale / np.sqrt(rows))
 
         attention, kv = s.heads * s.head_dim, s.kv_heads * s.head_dim
         self._embed = weights(s.vocab, s.width, np.sqrt(s.vocab))
@@ -205,7 +205,8 @@ def _by_head(x: F32, heads: int) -> F32:
 
 def _normed(x: F32) -> F32:
     """RMSNorm without a learnt scale; a zero row stays zero."""
-    return x / np.sqrt(np.mean(x * x, -1, keepdims=True) + np.float32(1e-5))
+    mean: F32 = np.mean(x * x, -1, keepdims=True)
+    return x / np.sqrt(mean + np.float32(1e-5))
 
 
 def _rope_table(positions: int, head_dim: int) -> tuple[F32, F32]:

@@ -1,0 +1,84 @@
+"""Settings of engine/: who it is, how large, and what bounds it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kvplane.vocabulary import Role
+
+from .errors import BadSetting
+from .model import PAGE_TOKENS
+
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+WILDCARD = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """One engine process. Raises BadSetting where a value cannot be."""
+
+    role: Role = Role.BOTH
+    host: str = "127.0.0.1"  # HTTP, events, replay and transfer listen here
+    port: int = 30000  # of the HTTP door, told to peers; the roof opens it
+    advertise_host: str | None = None  # what peers dial; None = host, loopback for a wildcard
+    bootstrap_host: str | None = None  # prefill: where its rank directory listens; None = host
+    bootstrap_port: int = 8998
+    events_port: int = 5557  # of dp rank 0, rank r is r higher; 0 = any free ones
+    replay_port: int = 5657  # the same; apart from events by more than any dp
+    event_form: str = "vllm"  # whose form events have: vllm | sglang
+    blocks: int = 512  # pages of each dp rank; 4 KiB each, so 2 MiB
+    block_size: int = PAGE_TOKENS  # tokens; the tile of the decoder, cannot be another
+    model: str = "tiny"  # also the seed of the weights
+    context_length: int = 4096  # tokens, prompt and answer
+    tp: int = 1
+    pp: int = 1
+    dp: int = 1  # caches in this process, each with its own events and rank port
+    checksums: bool = True  # per page; off only to show that the model notices by itself
+    faults: bool | None = None  # serve /fault and /truth; None = on loopback only
+    name: str = ""  # who records stages; "" = role@host:port
+    default_new_tokens: int = 128  # where a body names no limit, as SGLang
+    slice_tokens: int = 256  # of a prompt at a time: about 15 ms before others get their turn
+    most_waiting: int = 512  # samples that wait for pages; more are refused
+    most_samples: int = 256  # prompts x n of one body
+    most_body_bytes: int = 64 * 2**20
+    queue_s: float = 60.0  # longest wait for pages
+    room_s: float = 60.0  # longest meeting of one room, from complete KV (prefill) or bind (decode)
+    rooms_kept: int = 10_000  # rooms whose stages are remembered
+    buffer_batches: int = 10_000  # events kept for replay, as vLLM and SGLang
+    register_every_s: float = 2.0  # asks the directory whether it still knows our ranks
+    stop_s: float = 5.0  # work that has not ended by then is cut off
+
+    def __post_init__(self) -> None:
+        for field, least in (("blocks", 4), ("context_length", 32), ("dp", 1)):
+            if getattr(self, field) < least:
+                raise BadSetting(field, getattr(self, field), f"must be {least} or more")
+        for field in ("tp", "pp"):
+            if getattr(self, field) != 1:
+                want = "this engine computes in one rank yet; must be 1"
+                raise BadSetting(field, getattr(self, field), want)
+        if self.block_size != PAGE_TOKENS:
+            raise BadSetting("block_size", self.block_size, f"must be {PAGE_TOKENS}")
+        if self.event_form not in ("vllm", "sglang"):
+            raise BadSetting("event_form", self.event_form, "must be vllm or sglang")
+
+    @property
+    def advertised(self) -> str:
+        """The host that peers dial."""
+        return self.advertise_host or WILDCARD.get(self.host, self.host)
+
+    @property
+    def bootstrap_address(self) -> str:
+        """host:port of the own rank directory."""
+        host = self.bootstrap_host or self.host
+        host = WILDCARD.get(host, host)
+        return f"[{host}]:{self.bootstrap_port}" if ":" in host else f"{host}:{self.bootstrap_port}"
+
+    @property
+    def may_break(self) -> bool:
+        """Are /fault and /truth served?"""
+        return self.faults if self.faults is not None else self.host in LOOPBACK
+
+    @property
+    def known_as(self) -> str:
+        """The name in stage records."""
+        return self.name or f"{self.role.value}@{self.advertised}:{self.port}"
