@@ -1,0 +1,230 @@
+"""Breaker: when a circuit opens, who may probe it, what closes it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvplane.router.breaker import NEXT, Breaker, Breakers, Cause, Outcome, State, Ticket, outcome
+from kvplane.router.settings import BreakerSettings
+from kvplane.vocabulary import Pod, Worker
+
+SETTINGS = BreakerSettings(faults=3, successes=2, pause_s=10, most_pause_s=30, window_s=60)
+OK, NEUTRAL, FAULT = Outcome.SUCCESS, Outcome.NEUTRAL, Outcome.FAULT
+
+
+def ticket(breaker: Breaker, now: float) -> Ticket:
+    found = breaker.admit(now)
+    assert found is not None
+    return found
+
+
+def send(breaker: Breaker, what: Outcome, now: float = 0.0, times: int = 1) -> None:
+    for _ in range(times):
+        breaker.book(ticket(breaker, now), what, now)
+
+
+def opened(now: float = 0.0) -> Breaker:
+    breaker = Breaker(SETTINGS)
+    send(breaker, FAULT, now, 3)
+    return breaker
+
+
+def test_the_table_leads_out_of_every_state_and_knows_every_cause() -> None:
+    assert {state for state, _ in NEXT} == set(State)
+    assert {cause for _, cause in NEXT} == set(Cause)
+
+
+@pytest.mark.parametrize(
+    ("status", "later", "what"),
+    [
+        (200, False, OK), (204, False, OK), (400, False, NEUTRAL), (401, False, NEUTRAL),
+        (404, False, NEUTRAL), (413, False, NEUTRAL), (422, False, NEUTRAL),
+        (429, False, NEUTRAL), (503, True, NEUTRAL), (503, False, FAULT), (500, False, FAULT),
+        (502, True, FAULT), (None, False, FAULT),
+    ],
+)  # fmt: skip
+def test_an_answer_is_judged(status: int | None, later: bool, what: Outcome) -> None:
+    assert outcome(status, later) is what
+
+
+def test_faults_in_a_row_open_it() -> None:
+    breaker = Breaker(SETTINGS)
+    send(breaker, FAULT, times=2)
+    assert breaker.state(0) is State.CLOSED
+    send(breaker, FAULT)
+    assert breaker.state(0) is State.OPEN and breaker.admit(0) is None
+
+
+def test_a_row_of_faults_opens_it_however_well_it_did_before() -> None:
+    breaker = Breaker(SETTINGS)
+    send(breaker, OK, times=1000)
+    send(breaker, FAULT, times=3)
+    assert breaker.state(0) is State.OPEN
+
+
+def test_every_second_answer_a_fault_opens_it_without_any_row() -> None:
+    breaker = Breaker(SETTINGS)
+    for at in range(3):
+        send(breaker, OK, at)
+        send(breaker, FAULT, at)
+    assert breaker.state(3) is State.OPEN
+
+
+def test_a_few_faults_among_many_answers_do_not_open_it() -> None:
+    breaker = Breaker(SETTINGS)
+    for at in range(50):
+        send(breaker, FAULT, at / 10)
+        send(breaker, OK, at / 10, times=9)
+    assert breaker.state(5) is State.CLOSED
+
+
+def test_faults_older_than_the_window_do_not_count() -> None:
+    breaker = Breaker(SETTINGS)
+    for at in (0.0, 61.0, 122.0, 183.0):
+        send(breaker, OK, at)
+        send(breaker, FAULT, at)
+    assert breaker.state(183) is State.CLOSED
+
+
+def test_mistakes_of_callers_never_open_it() -> None:
+    breaker = Breaker(SETTINGS)
+    send(breaker, NEUTRAL, times=1000)
+    assert breaker.state(0) is State.CLOSED
+
+
+def test_busy_answers_between_faults_do_not_break_the_row() -> None:
+    breaker = Breaker(SETTINGS)
+    for _ in range(3):
+        send(breaker, FAULT)
+        if breaker.state(0) is State.CLOSED:
+            send(breaker, NEUTRAL)
+    assert breaker.state(0) is State.OPEN
+
+
+def test_of_500_waiting_requests_exactly_one_probes() -> None:
+    breaker = opened()
+    assert breaker.admit(9.9) is None
+    admitted = [found for _ in range(500) if (found := breaker.admit(10.0))]
+    assert len(admitted) == 1 and admitted[0].probe
+
+
+def test_a_failed_probe_opens_it_for_twice_as_long_up_to_a_limit() -> None:
+    breaker, now = opened(), 10.0
+    pauses = []
+    for _ in range(3):
+        send(breaker, FAULT, now)
+        pauses.append(breaker.wait_s(now))
+        now += pauses[-1]
+    assert pauses == [20, 30, 30]
+
+
+def test_good_probes_one_at_a_time_close_it() -> None:
+    breaker = opened()
+    send(breaker, OK, 10.0)
+    assert breaker.state(10) is State.PROBING
+    send(breaker, OK, 10.0)
+    assert breaker.state(10) is State.CLOSED
+
+
+def test_after_closing_the_pause_is_short_again() -> None:
+    breaker = opened()
+    send(breaker, FAULT, 10.0)
+    send(breaker, OK, 30.0, times=2)
+    send(breaker, FAULT, 30.0, times=3)
+    assert breaker.wait_s(30.0) == 10
+
+
+def test_a_neutral_probe_gives_its_place_to_the_next() -> None:
+    breaker = opened()
+    send(breaker, NEUTRAL, 10.0)
+    assert breaker.state(10) is State.PROBING and breaker.admits(10)
+
+
+def test_a_probe_that_never_reports_gives_its_place_back_and_its_late_word_is_void() -> None:
+    breaker = opened()
+    lost = ticket(breaker, 10.0)
+    assert not breaker.admits(309.0)
+    fresh = ticket(breaker, 310.0)
+    assert not breaker.book(lost, FAULT, 311.0)
+    assert breaker.state(311) is State.PROBING
+    assert breaker.book(fresh, FAULT, 311.0)
+
+
+def test_requests_sent_before_it_opened_do_not_judge_the_probe() -> None:
+    breaker = Breaker(SETTINGS)
+    early = [ticket(breaker, 0.0) for _ in range(5)]
+    for one in early[:3]:
+        breaker.book(one, FAULT, 0.0)
+    assert not breaker.book(early[3], OK, 10.0)
+    assert breaker.state(10) is State.PROBING
+    assert not breaker.book(early[4], FAULT, 10.0)
+    assert breaker.state(10) is State.PROBING
+
+
+def test_a_probe_counts_once() -> None:
+    breaker = opened()
+    probe = ticket(breaker, 10.0)
+    breaker.book(probe, OK, 10.0)
+    breaker.book(probe, OK, 10.0)
+    assert breaker.state(10) is State.PROBING
+
+
+steps = st.tuples(st.sampled_from(["admit", "ok", "neutral", "fault"]), st.floats(0, 40))
+
+
+@given(st.lists(steps, max_size=60))
+def test_there_is_never_more_than_one_living_probe_and_never_a_request_while_open(
+    script: list[tuple[str, float]],
+) -> None:
+    breaker, now, out = Breaker(SETTINGS), 0.0, list[Ticket]()
+    for what, pause in script:
+        now += pause
+        if what == "admit":
+            state = breaker.state(now)
+            found = breaker.admit(now)
+            assert not (found and state is State.OPEN)
+            out += [found] if found else []
+        elif out:
+            named = {"ok": OK, "neutral": NEUTRAL, "fault": FAULT}
+            breaker.book(out.pop(0), named[what], now)
+        assert sum(one.probe and one.life == breaker._life for one in out) <= 1
+        assert breaker.wait_s(now) >= 0
+
+
+# All circuits -----------------------------------------------------------------------------------
+
+P1, P1B, P2 = Worker(Pod("p1")), Worker(Pod("p1"), 1), Worker(Pod("p2"))
+
+
+def all_of(*open_workers: Worker) -> Breakers:
+    breakers = Breakers(SETTINGS)
+    for at, worker in enumerate(open_workers):
+        send(breakers.of(worker), FAULT, float(at), 3)
+    return breakers
+
+
+def test_workers_have_circuits_of_their_own() -> None:
+    breakers = all_of(P1)
+    assert not breakers.admits(P1, 0) and breakers.admits(P1B, 0) and breakers.admits(P2, 0)
+    assert breakers.states(0) == {P1: State.OPEN}
+
+
+def test_retry_after_is_the_first_one_to_return() -> None:
+    breakers = all_of(P1, P2)
+    assert breakers.wait_s([P1, P2], 4.0) == 6.0
+    assert breakers.wait_s([P2], 4.0) == 7.0
+    assert breakers.wait_s([], 4.0) == 0.0
+
+
+def test_a_pod_that_left_takes_its_circuits_along() -> None:
+    breakers = all_of(P1, P1B, P2)
+    breakers.forget(Pod("p1"))
+    assert breakers.admits(P1, 3) and breakers.admits(P1B, 3) and not breakers.admits(P2, 3)
+
+
+def test_while_a_probe_is_under_way_the_wait_is_short() -> None:
+    breaker = opened()
+    ticket(breaker, 10.0)
+    assert breaker.wait_s(10.0) == 1.0

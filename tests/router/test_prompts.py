@@ -1,0 +1,216 @@
+"""Prompts: ids as the engine sees them, off the event loop, and reasons where there are none."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kit.wait import until
+
+from kvplane.router import prompts as module
+from kvplane.router.prompts import BadPrompt, Prompts
+from kvplane.router.settings import PromptSettings
+from kvplane.tokens import Tokenizer
+
+CHAT, TEXT, NATIVE = "/v1/chat/completions", "/v1/completions", "/generate"
+HI = [{"role": "user", "content": "hi"}]
+
+
+@pytest.fixture
+async def prompts() -> AsyncIterator[Prompts]:
+    found = Prompts()
+    await found.start()
+    found.learn("tiny", "builtin")
+    yield found
+    await found.stop()
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "ids"),
+    [
+        (TEXT, {"prompt": "ab"}, [[256, 97, 98]]),
+        (TEXT, {"prompt": ["a", "b"]}, [[256, 97], [256, 98]]),
+        (TEXT, {"prompt": [5, 6]}, [[5, 6]]),
+        (NATIVE, {"text": "ab"}, [[256, 97, 98]]),
+        (NATIVE, {"input_ids": [[5], [6]]}, [[5], [6]]),
+        (CHAT, {"messages": HI}, [[256, 260, 104, 105, 262, 261]]),
+    ],
+)
+async def test_a_body_becomes_the_ids_the_engine_sees(
+    prompts: Prompts, path: str, body: dict[str, Any], ids: list[list[int]]
+) -> None:
+    found = await prompts.tokenise(path, body, "tiny")
+    assert found.tokens == tuple(ids) and found.reason is None
+    assert (found.total, found.longest) == (sum(map(len, ids)), max(map(len, ids)))
+
+
+async def test_three_turns_of_a_chat_share_their_beginning(prompts: Prompts) -> None:
+    answered = [*HI, {"role": "assistant", "content": "yes"}, *HI]
+    first = (await prompts.tokenise(CHAT, {"messages": HI}, "tiny")).tokens
+    second = (await prompts.tokenise(CHAT, {"messages": answered}, "tiny")).tokens
+    assert first and second and second[0][: len(first[0])] == first[0]
+
+
+async def test_parts_are_joined_the_way_of_the_models_engine(prompts: Prompts) -> None:
+    parts = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+    body = {"messages": [{"role": "user", "content": parts}]}
+    found = {}
+    for engine in ("vllm", "sglang", "kvplane"):
+        prompts.learn(engine, "builtin", engine)
+        tokens = (await prompts.tokenise(CHAT, body, engine)).tokens
+        assert tokens is not None
+        found[engine] = bytes(tokens[0][2:5])
+    assert found == {"vllm": b"a\nb", "sglang": b"a b", "kvplane": b"a\nb"}
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "reason"),
+    [
+        (CHAT, {"messages": [{"role": "boss", "content": "x"}]}, "template"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "multimodal"),
+        (TEXT, {"prompt": "\ud800"}, "not_unicode"),
+        ("/v1/embeddings", {"input": "x"}, "unsupported_route"),
+    ],
+)
+async def test_what_cannot_be_known_has_a_reason(
+    prompts: Prompts, path: str, body: dict[str, Any], reason: str
+) -> None:
+    found = await prompts.tokenise(path, body, "tiny")
+    assert (found.tokens, found.reason, found.total) == (None, reason, 0)
+
+
+async def test_a_callers_mistake_is_an_error(prompts: Prompts) -> None:
+    with pytest.raises(BadPrompt, match="'messages' is \\[\\]: must be"):
+        await prompts.tokenise(CHAT, {"messages": []}, "tiny")
+
+
+async def test_a_model_without_a_tokenizer_has_a_reason_but_its_ids_pass(prompts: Prompts) -> None:
+    assert (await prompts.tokenise(TEXT, {"prompt": "a"}, "other")).reason == "no_tokenizer"
+    assert (await prompts.tokenise(TEXT, {"prompt": [1]}, "other")).tokens == ([1],)
+
+
+async def test_the_only_model_is_meant_where_none_is_named(prompts: Prompts) -> None:
+    assert (await prompts.tokenise(TEXT, {"prompt": "a"})).tokens == ([256, 97],)
+
+
+async def test_the_gateways_own_tokenizer_stands_in() -> None:
+    prompts = Prompts(default="builtin")
+    await prompts.start()
+    assert (await prompts.tokenise(TEXT, {"prompt": "a"}, "any")).tokens == ([256, 97],)
+    await prompts.stop()
+
+
+async def test_a_broken_folder_is_a_reason(prompts: Prompts, tmp_path: Path) -> None:
+    prompts.learn("bad", str(tmp_path))
+    assert (await prompts.tokenise(TEXT, {"prompt": "a"}, "bad")).reason == "broken_tokenizer"
+
+
+async def test_a_later_word_without_a_folder_keeps_the_one_known(prompts: Prompts) -> None:
+    prompts.learn("tiny", "", "sglang")
+    assert (await prompts.tokenise(TEXT, {"prompt": "a"}, "tiny")).tokens is not None
+
+
+@pytest.mark.parametrize(
+    ("body", "adapter", "salt"),
+    [
+        ({"lora_path": "fr", "cache_salt": "s"}, "fr", "s"),
+        ({"extra_key": "e"}, "", "e"),
+        ({"lora_path": ["a"], "cache_salt": 7}, "", ""),
+    ],
+)
+async def test_what_keeps_equal_prompts_apart_comes_along(
+    prompts: Prompts, body: dict[str, Any], adapter: str, salt: str
+) -> None:
+    found = await prompts.tokenise(NATIVE, {"text": "a", **body}, "tiny")
+    assert (found.adapter, found.salt) == (adapter, salt)
+
+
+async def test_too_long_a_text_is_routed_by_load() -> None:
+    prompts = Prompts(PromptSettings(most_chars=3), "builtin")
+    await prompts.start()
+    assert (await prompts.tokenise(TEXT, {"prompt": "abcd"})).reason == "too_large"
+    await prompts.stop()
+
+
+# Off the loop -----------------------------------------------------------------------------------
+
+
+class Held:
+    """A tokenizer that works when it is let go."""
+
+    def __init__(self) -> None:
+        self.go = threading.Event()
+        self.threads: set[str] = set()
+
+    def encode_many(self, texts: list[str], special: bool) -> list[list[int]]:
+        self.threads.add(threading.current_thread().name)
+        assert self.go.wait(10)
+        return [[1] for _ in texts]
+
+
+async def held(monkeypatch: pytest.MonkeyPatch, settings: PromptSettings) -> tuple[Held, Prompts]:
+    tokenizer = Held()
+    monkeypatch.setattr(module.Tokenizer, "load", lambda folder: tokenizer)
+    prompts = Prompts(settings, "builtin")
+    await prompts.start()
+    return tokenizer, prompts
+
+
+async def test_tokenising_never_stands_on_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, prompts = await held(monkeypatch, PromptSettings())
+    work = asyncio.create_task(prompts.tokenise(TEXT, {"prompt": "a"}))
+    await until(lambda: bool(tokenizer.threads), timeout_s=5)
+    assert all(name.startswith("prompts") for name in tokenizer.threads)
+    tokenizer.go.set()
+    assert (await work).tokens == ([1],)
+    await prompts.stop()
+
+
+async def test_beyond_its_places_a_request_goes_on_without_knowledge(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokenizer, prompts = await held(monkeypatch, PromptSettings(threads=1, waiting=2))
+    work = [asyncio.create_task(prompts.tokenise(TEXT, {"prompt": "a"})) for _ in range(3)]
+    await until(work[2].done, timeout_s=5)
+    assert work[2].result().reason == "busy"
+    tokenizer.go.set()
+    assert [(await one).tokens for one in work[:2]] == [([1],), ([1],)]
+    assert (await prompts.tokenise(TEXT, {"prompt": "a"})).tokens == ([1],)
+    await prompts.stop()
+
+
+async def test_a_slow_prompt_is_routed_by_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, prompts = await held(monkeypatch, PromptSettings(deadline_s=0.01))
+    assert (await prompts.tokenise(TEXT, {"prompt": "a"})).reason == "slow"
+    tokenizer.go.set()
+    await prompts.stop()
+
+
+async def test_clients_that_leave_give_their_places_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, prompts = await held(monkeypatch, PromptSettings(threads=1, waiting=4))
+    for _ in range(3):
+        work = [asyncio.create_task(prompts.tokenise(TEXT, {"prompt": "a"})) for _ in range(4)]
+        await asyncio.sleep(0)
+        for one in work:
+            one.cancel()
+        await asyncio.gather(*work, return_exceptions=True)
+    tokenizer.go.set()
+
+    await until(lambda: prompts._places._value == 4, timeout_s=5)
+    assert (await prompts.tokenise(TEXT, {"prompt": "a"})).tokens == ([1],)
+    await prompts.stop()
+
+
+async def test_after_the_end_nothing_is_tokenised() -> None:
+    prompts = Prompts(default="builtin")
+    await prompts.start()
+    await prompts.stop()
+    assert (await prompts.tokenise(TEXT, {"prompt": "a"})).reason == "busy"
+
+
+def test_the_real_tokenizer_is_what_prompts_load() -> None:
+    assert module.Tokenizer is Tokenizer
