@@ -7,7 +7,6 @@ here. Open it to change how frames are read or how a connection ends.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
 from kvplane.vocabulary import Stage
 
@@ -63,19 +62,17 @@ class Channel:
         """Close at once; what is not sent yet is dropped."""
         self._writer.transport.abort()
 
-    def close(self) -> None:
-        """Close after what was posted is sent; does not wait."""
-        self._writer.close()
-
-    async def closed(self, within_s: float) -> None:
-        """Close and wait, bounded: then by force. Never raises but for cancel."""
-        self.close()
-        try:
-            async with asyncio.timeout(within_s):
-                with contextlib.suppress(OSError):
-                    await self._writer.wait_closed()
-        except TimeoutError:
+    def finish(self, last: Frame | None = None) -> None:
+        """A last frame, then close; never waits for a peer that does not read."""
+        if last is not None:
+            self.post(last)
+        if self._writer.transport.get_write_buffer_size():
             self.reset()
+        self.close()
+
+    def close(self) -> None:
+        """Idempotent; does not wait."""
+        self._writer.close()
 
 
 __all__ = ["BadFrame", "Channel", "address_text"]

@@ -20,7 +20,11 @@ class Tamper(Protocol):
     """Hooks on the prefill's way out; each may be called for every room."""
 
     async def before(self, stage: Stage, room: Room) -> None:
-        """Before connect (a decode binds) and verify (pages leave): may delay, hang or raise."""
+        """Before connect (a decode binds) and verify (pages leave): may delay, hang or raise.
+
+        ConnectionResetError cuts the control connection without a word; any other exception is
+        told to the decode.
+        """
 
     def pages(self, room: Room, pages: list[PageOut]) -> list[PageOut]:
         """What really leaves instead of `pages`."""

@@ -68,6 +68,8 @@ class Ticket:
 class Landing(Protocol):
     """Decode side of one attempt."""
 
+    ticket: Ticket
+
     @property
     def landed(self) -> int:
         """How many pages are complete."""

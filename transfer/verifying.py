@@ -1,0 +1,80 @@
+"""Verifying: from the prefill's commit to the decode's own conviction.
+
+Edge, decode side. Used by pull.py; metadata.py holds the comparison. Open it to change what is
+checked, or when the slot is read.
+"""
+
+from __future__ import annotations
+
+from kvplane.vocabulary import Stage
+
+from .backends.base import Landing
+from .control import Channel
+from .errors import (
+    BadMetadata,
+    ChecksumMismatch,
+    GenerationMismatch,
+    PrefillFailed,
+    Refused,
+    RoomMismatch,
+    ShortData,
+    TransferError,
+)
+from .frames import BadFrame, CommitFrame, FailedFrame
+from .metadata import BadRecord, Expected, Metadata, Mismatch, decode_metadata, verify
+from .regions import Regions
+from .waiting import Step, page_sums
+
+
+async def verified(
+    channel: Channel,
+    landing: Landing,
+    expected: Expected,
+    regions: Regions,
+    checksums: bool,
+    step: Step,
+) -> Metadata:
+    """Wait for the commit, read the slot once, compare everything. Raises TransferError."""
+    await _commit(channel, expected)
+    step.waiting_for = "our own checks"
+    try:
+        got = decode_metadata(landing.take())
+    except BadRecord as error:
+        raise BadMetadata(str(error)) from error
+    _demand(verify(expected, got, None), channel.peer)
+    if landing.landed != expected.pages:
+        raise ShortData("pages", expected.pages, landing.landed)
+    if checksums:
+        sums = await page_sums(regions, landing.ticket.pages)
+        _demand(verify(expected, got, sums), channel.peer)
+    return got
+
+
+async def _commit(channel: Channel, expected: Expected) -> None:
+    try:
+        frame = await channel.read()
+    except BadFrame as error:
+        raise Refused(channel.peer, f"speaks something else: {error}", Stage.VERIFY) from error
+    if isinstance(frame, FailedFrame):
+        raise PrefillFailed(channel.peer, expected.room, frame.reason)
+    if not isinstance(frame, CommitFrame):
+        said = f"{type(frame).__name__} instead of commit"
+        raise Refused(channel.peer, said, Stage.VERIFY)
+
+
+def _demand(verdict: object, peer: str) -> None:
+    if isinstance(verdict, Mismatch):
+        raise error_of(verdict, peer)
+
+
+def error_of(mismatch: Mismatch, peer: str) -> TransferError:
+    """One class per thing a caller can do something about."""
+    what, expected, received = mismatch.what, mismatch.expected, mismatch.received
+    if what == "checksum":
+        return ChecksumMismatch(mismatch.positions)
+    if what in ("generation", "attempt"):
+        return GenerationMismatch(str(expected), str(received), f"{what} of {peer}")
+    assert isinstance(expected, int) and isinstance(received, int)
+    if what == "room":
+        return RoomMismatch(expected, received)
+    return ShortData(what, expected, received)
