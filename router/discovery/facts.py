@@ -54,7 +54,7 @@ def filled(declared: WorkerUp, said: Answers) -> WorkerUp:
         or _count(said.info, "page_size"),
         dp_size=dp_size,
         max_tokens=declared.max_tokens or _longest(said),
-        tokenizer=declared.tokenizer or ("builtin" if engine == "kvplane" else ""),
+        tokenizer=declared.tokenizer or ("builtin" if own else ""),
         generation=Generation(str(generation)) if generation else declared.generation,
         event_form=str(own.get("event_form") or declared.event_form),
         shape=_shape(said.info, dp_size),

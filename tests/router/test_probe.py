@@ -1,0 +1,97 @@
+"""Probe: is an engine alive, and what when it is strange."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import aiohttp
+import pytest
+from kit.engine import HANG, FakeEngine, fake_engine
+from kit.ports import free_port
+
+from kvplane.router.discovery.probe import Probed, ProbeFailed, alive, probe
+from kvplane.router.settings import ProbeSettings
+from kvplane.vocabulary import Pod, Role, WorkerUp
+
+SETTINGS = ProbeSettings(deadline_s=0.2, most_bytes=10_000)
+INFO = {"disaggregation_mode": "prefill", "page_size": 16, "kvplane": {"generation": "g"}}
+MODELS = {"data": [{"id": "tiny"}]}
+
+
+@pytest.fixture
+async def session() -> AsyncIterator[aiohttp.ClientSession]:
+    async with aiohttp.ClientSession() as found:
+        yield found
+
+
+def declared(url: str, **more: Any) -> WorkerUp:
+    return WorkerUp(Pod("p1"), url, Role.PREFILL, **more)
+
+
+async def asked(session: aiohttp.ClientSession, engine: FakeEngine, **more: Any) -> Probed:
+    return await probe(session, declared(engine.url, **more), SETTINGS)
+
+
+async def test_an_engine_is_filled_from_its_answers(session: aiohttp.ClientSession) -> None:
+    async with fake_engine(server_info=INFO, v1__models=MODELS) as engine:
+        found = await asked(session, engine)
+    assert (found.up.model, found.up.block_size, found.up.generation) == ("tiny", 16, "g")
+    assert not found.pending
+
+
+async def test_older_sglang_answers_under_the_old_name(session: aiohttp.ClientSession) -> None:
+    async with fake_engine(get_server_info=INFO) as engine:
+        assert (await asked(session, engine)).up.block_size == 16
+
+
+async def test_a_vllm_engine_is_asked_for_its_event_sources(session: aiohttp.ClientSession) -> None:
+    source = {"enable_kv_cache_events": True, "endpoint": "tcp://*:1"}
+    async with fake_engine(v1__models=MODELS, kv_event_sources={"0": source}) as engine:
+        assert (await asked(session, engine)).up.events == ("tcp://127.0.0.1:1",)
+
+
+async def test_sglang_is_asked_for_ready_because_its_health_runs_a_request(
+    session: aiohttp.ClientSession,
+) -> None:
+    async with fake_engine(ready=200, health=HANG) as engine:
+        await alive(session, declared(engine.url, engine="sglang"), SETTINGS)
+        assert engine.asked == ["/ready"]
+        engine.answers["/ready"] = 503
+        with pytest.raises(ProbeFailed, match="GET /ready answered 503"):
+            await alive(session, declared(engine.url, engine="sglang"), SETTINGS)
+    async with fake_engine() as engine:
+        await alive(session, declared(engine.url, engine="sglang"), SETTINGS)
+        assert engine.asked == ["/ready", "/health"]
+
+
+@pytest.mark.parametrize("status", [204, 301, 404, 405, 500, 503])
+async def test_only_200_is_alive(session: aiohttp.ClientSession, status: int) -> None:
+    async with fake_engine(health=status) as engine:
+        with pytest.raises(ProbeFailed, match=f"answered {status}"):
+            await asked(session, engine)
+
+
+async def test_a_silent_engine_is_not_waited_for(session: aiohttp.ClientSession) -> None:
+    async with fake_engine(health=HANG) as engine:
+        with pytest.raises(ProbeFailed, match=r"no answer in 0.2 s"):
+            await asked(session, engine)
+
+
+async def test_an_engine_that_is_down_is_named(session: aiohttp.ClientSession) -> None:
+    with pytest.raises(ProbeFailed, match=r"127\.0\.0\.1"):
+        await probe(session, declared(f"http://127.0.0.1:{free_port()}"), SETTINGS)
+
+
+@pytest.mark.parametrize("info", [HANG, 500, b"{", b"x" * 20_000])
+async def test_an_engine_that_lives_but_tells_nothing_is_used_as_declared(
+    session: aiohttp.ClientSession, info: Any
+) -> None:
+    async with fake_engine(server_info=info, v1__models=MODELS) as engine:
+        found = await asked(session, engine, model="mine")
+        assert found == Probed(declared(engine.url, model="mine"), pending=True)
+
+
+async def test_an_answer_that_is_no_object_tells_nothing(session: aiohttp.ClientSession) -> None:
+    async with fake_engine(server_info=b"[1]", v1__models=b"7") as engine:
+        assert (await asked(session, engine)).up == declared(engine.url)
