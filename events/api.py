@@ -93,8 +93,6 @@ class Changes(StreamingResponse):
             asked, self._next = self._next, None
             try:
                 entry = asked.result()
-            except StopAsyncIteration:
-                return
             except tuple(_STATUS) as error:
                 yield _event("gone" if isinstance(error, CursorGone) else "error", _body(error))
                 return

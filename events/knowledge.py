@@ -8,25 +8,25 @@ from __future__ import annotations
 
 from kvplane.vocabulary import Knowledge
 
-PAIRED = "speculative decoding: the last block of a prefix may not be usable"
 DEAF = "connected, nothing heard yet and no replay to ask"
 EXACT = (Knowledge.EXACT, "stream live, no open gap")
 
 
 def believed(
-    heard: bool, replay: str | None, silent: bool, doubt: str, paired: bool
+    heard: bool, replay: str | None, silent: bool, doubt: str, caveat: str
 ) -> tuple[Knowledge, str]:
     """State and reason while the stream is connected, the worst first.
 
-    `silent`: the replay socket was asked and did not answer. `doubt`: what was lost, in words.
+    `silent`: the replay socket was asked and did not answer. `doubt`: what was lost, in
+    words. `caveat`: why a depth may be more than the engine serves.
     """
     if silent:
         return Knowledge.DARK, f"replay at {replay} does not answer"
     if replay is None and not heard:
         return Knowledge.DARK, DEAF
-    if doubt:
-        return Knowledge.PARTIAL, doubt
-    return (Knowledge.PARTIAL, PAIRED) if paired else EXACT
+    if doubt or caveat:
+        return Knowledge.PARTIAL, doubt or caveat
+    return EXACT
 
 
 def unreachable(endpoint: str, foreign: bool) -> tuple[Knowledge, str]:

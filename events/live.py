@@ -20,7 +20,8 @@ from kvplane.runtime import cancel
 from .settings import EventsSettings
 
 _WATCHED = (
-    zmq.EVENT_HANDSHAKE_SUCCEEDED
+    zmq.EVENT_CONNECTED
+    | zmq.EVENT_HANDSHAKE_SUCCEEDED
     | zmq.EVENT_DISCONNECTED
     | zmq.EVENT_HANDSHAKE_FAILED_PROTOCOL
     | zmq.EVENT_HANDSHAKE_FAILED_NO_DETAIL
@@ -98,21 +99,36 @@ class Live:
         return taken
 
     async def _watching(self, monitor: zmq.asyncio.Socket) -> None:
-        """Follow the connection's state; a second handshake may be a new life."""
+        """Follow the connection's state; a second handshake may be a new life.
+
+        A peer of another kind of socket ends the connection before the handshake, and ZMQ does not
+        try again (seen with ROUTER and PULL): only `reopen` finds what comes after it.
+        """
+        shaking = False
         while True:
             event = (await recv_monitor_message(monitor))["event"]
+            if event == zmq.EVENT_CONNECTED:
+                shaking = True
+                continue
             if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
                 self.up, self.foreign = True, False
                 self.connections += 1
-            elif event == zmq.EVENT_DISCONNECTED:
-                self.up = False
             else:
-                self.up, self.foreign = False, True
+                refused = event != zmq.EVENT_DISCONNECTED
+                self.foreign = self.foreign or refused or shaking
+                self.up = False
+            shaking = False
             self._changed.set()
+
+    async def reopen(self) -> None:
+        """A fresh socket, for an endpoint where something else was."""
+        await self.close()
+        self.open()
 
     async def close(self) -> None:
         """Give the sockets back."""
         await cancel(self._watch)
+        self.up = False
         if self._next is not None:
             self._next.cancel()
             self._next = None

@@ -132,6 +132,8 @@ class Subscriber:
         """Until the publisher is there; dark meanwhile."""
         while not await live.connected(self._settings.connect_s):
             await self._writer.know(*unreachable(self.endpoint, live.foreign))
+            if live.foreign:
+                await live.reopen()
 
     async def _hear(self, messages: Sequence[Sequence[bytes]]) -> None:
         """Live messages, oldest first, then what they mean for our knowledge."""
@@ -283,5 +285,5 @@ class Subscriber:
 
     async def _tell(self, silent: bool = False) -> None:
         writer = self._writer
-        told = believed(self._heard, self._replay, silent, writer.doubt, writer.paired)
+        told = believed(self._heard, self._replay, silent, writer.doubt, writer.caveat)
         await writer.know(*told)

@@ -35,6 +35,8 @@ from kvplane.vocabulary import (
 from .dialects.base import AllCleared, BlocksRemoved, BlocksStored, EngineEvent
 
 AT = {tier: position for position, tier in enumerate(TIERS)}
+PAIRED = "speculative decoding: the last block of a prefix may not be usable"
+HYBRID = "hybrid attention: other groups than full attention may not hold the prefix"
 LEFT_OUT = (  # closed set of reasons; labels of a counter
     "orphan",  # its parent was never announced, or is gone
     "sparse",  # hashes of some blocks only: positions cannot be counted
@@ -54,7 +56,7 @@ class Translation:
     rows: dict[bytes, Row | None] = field(default_factory=dict)
     left_out: Counter[str] = field(default_factory=Counter)
     cleared: bool = False  # the engine dropped its cache: all before is settled
-    paired: bool = False  # blocks were indexed whose last also needs the next token
+    caveat: str = ""  # why a depth may be more than the engine serves; one of the two below
     _gone: list[BlockHash] = field(default_factory=list)  # of the Removed being gathered
     _gone_of: Removed | None = None
 
@@ -116,6 +118,7 @@ class Translator:
     def _stored(self, event: BlocksStored, out: Translation) -> None:
         if not event.full_attention or self._group not in (None, event.group):
             out.left_out["group"] += 1
+            out.caveat = HYBRID
             return
         if not event.tokens and event.hashes:
             self._placeholder(event, out)
@@ -173,7 +176,8 @@ class Translator:
             self._count(key, event.tier, 1, out)
             run.append(block)
         self._tell(run, event, parent, out)
-        out.paired = out.paired or event.paired
+        if event.paired:
+            out.caveat = PAIRED
 
     def _placeholder(self, event: BlocksStored, out: Translation) -> None:
         """A lower tier names blocks without tokens: known ones are held there too."""

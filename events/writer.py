@@ -62,7 +62,7 @@ class Writer:
         self.last: int | None = None  # last batch taken; the store may be one flush behind
         self.known_from: int | None = None  # first batch known; None where nothing is missing
         self.doubt = ""  # why, in words
-        self.paired = False
+        self.caveat = ""  # of the kind of model, not of what was lost
         self._seen: OrderedDict[int, int] = OrderedDict()  # sequence -> digest of the newest
         self._told: tuple[Knowledge, str, Epoch] | None = None
         self._empty(Translator(worker, self.epoch, model, {}))
@@ -138,7 +138,7 @@ class Writer:
         out = self._translator.translate(decoded.events)
         if out.cleared:
             self.known_from, self.doubt = None, ""
-        self.paired = self.paired or out.paired
+        self.caveat = out.caveat or self.caveat
         for reason, count in out.left_out.items():
             self._metrics.left_out.labels(reason).inc(count)
         self._first = frame.sequence if self._first is None else self._first
