@@ -6,7 +6,10 @@ follower move bytes; api and client speak HTTP. Knows neither engines nor reques
 
 from .errors import BadValue, CursorGone, IndexFault, IndexRefused, ShardsFixed, StoreDown
 from .hashing import Tokens, chain, extend, from_hex, pack, seed, to_hex
+from .metrics import IndexMetrics, ViewCollector
 from .ranking import Held, rank
+from .settings import IndexSettings
+from .stores import STORES, MemoryStore, RedisStore
 from .stores.base import (
     TIERS,
     Applied,
@@ -25,6 +28,7 @@ from .stores.base import (
 from .view import Facts, Size, View
 
 __all__ = [
+    "STORES",
     "TIERS",
     "Applied",
     "BadValue",
@@ -35,9 +39,13 @@ __all__ = [
     "GapRefused",
     "Held",
     "IndexFault",
+    "IndexMetrics",
     "IndexRefused",
+    "IndexSettings",
+    "MemoryStore",
     "Outcome",
     "Position",
+    "RedisStore",
     "Repeat",
     "Row",
     "ShardsFixed",
@@ -48,6 +56,7 @@ __all__ = [
     "StoreDown",
     "Tokens",
     "View",
+    "ViewCollector",
     "WorkerState",
     "chain",
     "extend",

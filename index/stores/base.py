@@ -16,7 +16,7 @@ An overlap applies whole, because rows are absolute. `reset` skips the gap check
 from __future__ import annotations
 
 import struct
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -189,7 +189,10 @@ class Store(Protocol):
     async def head(self) -> Cursor:
         """The end of the stream now."""
 
-    def tail(self, after: Cursor) -> AsyncIterator[Entry]:
+    def reached(self, cursor: Cursor, goal: Cursor) -> bool:
+        """Whether who is at `cursor` has seen all that who is at `goal` has seen."""
+
+    def tail(self, after: Cursor) -> AsyncGenerator[Entry, None]:
         """Endless entries after a cursor, without a gap; raises CursorGone where there is one."""
 
     async def close(self) -> None:

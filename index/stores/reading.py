@@ -1,0 +1,139 @@
+"""Reading: where is the stream of a Redis store, and what comes next?
+
+Edge: cursors and the endless read; redis.py makes it, nobody else. Open it to change how a hole in
+the stream is noticed.
+
+    cursor  ID.N_ID.N_...  per shard the id of an entry and its number; numbers have no hole, so
+            the next entry must be N + 1: trimmed, flushed or rolled back shows as another number
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlsplit
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from kvplane.vocabulary import Cursor, Epoch, Worker
+
+from ..errors import CursorGone, StoreDown
+from ..settings import IndexSettings
+from . import codec
+from .base import Entry
+
+_MARK = re.compile(r"(\d{1,20}-\d{1,20})\.(\d{1,20})")
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A place in one shard's stream."""
+
+    id: str = "0-0"
+    number: int = 0
+
+
+def write(marks: Sequence[Mark]) -> Cursor:
+    """Marks of all shards as one cursor."""
+    return Cursor("_".join(f"{mark.id}.{mark.number}" for mark in marks))
+
+
+def parse(cursor: Cursor) -> list[Mark]:
+    """The reverse; raises CursorGone for a text that no store of this kind wrote."""
+    found = [_MARK.fullmatch(part) for part in cursor.split("_")]
+    if not all(found):
+        raise CursorGone(cursor, "it is not of this stream")
+    return [Mark(match[1], int(match[2])) for match in found if match]
+
+
+@contextlib.contextmanager
+def ours(url: str) -> Iterator[None]:
+    """Errors of the client become StoreDown, without the password of the URL."""
+    try:
+        yield
+    except (RedisError, OSError) as error:
+        parts = urlsplit(url)
+        shown = f"{parts.hostname}:{parts.port}" if parts.hostname else parts.path
+        raise StoreDown(shown, f"{type(error).__name__}: {error}") from error
+
+
+class Reader:
+    """All shards' streams of one store, read together."""
+
+    def __init__(self, redis: Redis, url: str, tags: list[str], settings: IndexSettings) -> None:
+        self._redis, self._url, self._tags, self._settings = redis, url, tags, settings
+
+    async def marks(self) -> list[Mark]:
+        """The end of every stream now."""
+        found = []
+        with ours(self._url):
+            for tag in self._tags:
+                newest: Any = await self._redis.xrevrange(f"{tag}:x", count=1)
+                number = await self._redis.get(f"{tag}:n")
+                if not newest:
+                    found.append(Mark("0-0", int(number or 0)))
+                    continue
+                at, fields = newest[0]
+                found.append(Mark(at.decode(), int(fields[b"n"])))
+        return found
+
+    async def tail(self, after: Cursor) -> AsyncGenerator[Entry, None]:
+        """Entries after a cursor for ever; CursorGone as soon as one is missing."""
+        marks = parse(after)
+        if len(marks) != len(self._tags):
+            raise CursorGone(after, f"it has {len(marks)} shards, this store {len(self._tags)}")
+        await self._check(after, marks)
+        while True:
+            streams: Any = {
+                f"{tag}:x": mark.id for tag, mark in zip(self._tags, marks, strict=True)
+            }
+            with ours(self._url):
+                answer: Any = await self._redis.xread(
+                    streams, count=self._settings.read_entries, block=self._settings.block_ms
+                )
+            if not answer:
+                await self._check(after, marks)
+                continue
+            for key, entries in answer.items() if isinstance(answer, dict) else answer:
+                shard = self._tags.index(key.decode().removesuffix(":x"))
+                for at, fields in _flat(entries):
+                    mark = Mark(at.decode(), int(fields[b"n"]))
+                    if mark.number != marks[shard].number + 1:
+                        raise CursorGone(write(marks), f"entry {mark.number} follows it")
+                    marks[shard] = mark
+                    yield _entry(write(marks), mark, fields)
+
+    async def _check(self, after: Cursor, marks: list[Mark]) -> None:
+        """The stream may have lost its end, and then it stays silent: compare numbers."""
+        for mine, newest in zip(marks, await self.marks(), strict=True):
+            if mine.number > newest.number or (
+                mine.number == newest.number and mine.id != newest.id
+            ):
+                raise CursorGone(after, f"the stream ends at entry {newest.number}")
+
+
+def _flat(entries: Any) -> Any:
+    """redis-py wraps entries in one more list under RESP3."""
+    if entries and isinstance(entries[0], list) and entries[0] and len(entries) == 1:
+        inner = entries[0]
+        if isinstance(inner[0], tuple | list):
+            return inner
+    return entries
+
+
+def _entry(cursor: Cursor, mark: Mark, fields: dict[bytes, bytes]) -> Entry:
+    """One entry; what cannot be read is skipped by way of a snapshot."""
+    try:
+        if fields[b"v"] != b"%d" % codec.VERSION:
+            raise ValueError(f"version {fields[b'v']!r}, this program reads {codec.VERSION}")
+        worker, epoch = Worker.parse(fields[b"w"].decode()), Epoch(int(fields[b"e"]))
+        changes = codec.decode(fields[b"c"], worker, epoch)
+        last = int(fields[b"l"]) if fields[b"l"] else None
+    except (KeyError, ValueError) as error:
+        raise CursorGone(cursor, f"entry {mark.number} cannot be read: {error}") from None
+    at = int(mark.id.partition("-")[0]) / 1000  # ids begin with the server's wall clock, ms
+    return Entry(cursor, changes, worker, epoch, last, at)

@@ -1,0 +1,28 @@
+"""Fixtures of the whole suite: time that tests move, and a real Redis."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator
+
+import pytest
+from kit.clock import FakeClock
+from kit.redis import real_redis
+
+
+@pytest.fixture(scope="session")
+def redis_url() -> Iterator[str]:
+    """A real server for the session; shared, so keep to `redis_prefix`."""
+    with real_redis() as url:
+        yield url
+
+
+@pytest.fixture
+def redis_prefix() -> str:
+    """Keys of this test alone."""
+    return f"test-{uuid.uuid4().hex[:12]}"
+
+
+@pytest.fixture
+def clock() -> FakeClock:
+    return FakeClock()
