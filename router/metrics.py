@@ -25,22 +25,28 @@ class RouterMetrics:
     """All counters of router/; one set per process."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"kvplane_router_{name}", text, labels, registry=registry)
-
-        def histogram(name: str, text: str, grain: tuple[float, ...], *labels: str) -> Histogram:
-            name = f"kvplane_router_{name}"
-            return Histogram(name, text, labels, registry=registry, buckets=grain)
-
         self.registry = registry
+        self._count_requests()
+        self._count_workers()
+        self._time()
+
+    def _count_requests(self) -> None:
+        counter = self._counter
         self.requests = counter("requests_total", "Answers by route and status.", "route", "status")
-        self.legs = counter(
-            "legs_total", "Legs by side, worker and outcome.", "side", "worker", "outcome"
-        )
         self.retries = counter("retries_total", "Further attempts, by what failed.", "reason")
         self.stops = counter("retries_refused_total", "Failures not tried again, by why.", "reason")
         self.knowledge = counter(
             "knowledge_total", "Requests by how far the index was believed.", "state", "reason"
+        )
+        self.prompt_tokens = counter("prompt_tokens_total", "Tokens of all prompts.", "model")
+        self.undisaggregated = counter(
+            "not_disaggregated_total", "Requests served without a transfer, by why.", "reason"
+        )
+
+    def _count_workers(self) -> None:
+        counter = self._counter
+        self.legs = counter(
+            "legs_total", "Legs by side, worker and outcome.", "side", "worker", "outcome"
         )
         self.predicted = counter(
             "predicted_cached_tokens_total", "Tokens we said the prefill holds.", "worker"
@@ -48,26 +54,30 @@ class RouterMetrics:
         self.actual = counter(
             "actual_cached_tokens_total", "Tokens the prefill says it held.", "worker"
         )
-        self.prompt_tokens = counter("prompt_tokens_total", "Tokens of all prompts.", "model")
-        self.undisaggregated = counter(
-            "not_disaggregated_total", "Requests served without a transfer, by why.", "reason"
-        )
         self.opened = counter("circuit_opened_total", "Circuits that opened.", "worker")
         self.health = counter(
             "health_changes_total", "Workers that left or came back by health.", "worker", "state"
         )
         self.restarts = counter("worker_restarts_total", "New lives of known pods.", "pod")
-        self.request_s = histogram(
-            "request_seconds", "Request in to last byte out.", SLOW_S, "route"
-        )
-        self.first_byte_s = histogram(
+
+    def _time(self) -> None:
+        timer = self._timer
+        self.request_s = timer("request_seconds", "Request in to last byte out.", SLOW_S, "route")
+        self.first_byte_s = timer(
             "first_byte_seconds", "Request in to first byte out.", SLOW_S, "route"
         )
-        self.choose_s = histogram("choose_seconds", "Tokens in to a pair chosen.", FAST_S)
-        self.tokenise_s = histogram("tokenise_seconds", "A body to its token ids.", FAST_S)
-        self.stage_s = histogram(
+        self.choose_s = timer("choose_seconds", "Tokens in to a pair chosen.", FAST_S)
+        self.tokenise_s = timer("tokenise_seconds", "A body to its token ids.", FAST_S)
+        self.stage_s = timer(
             "stage_seconds", "Stages of rooms, as their doers say.", SLOW_S, "stage", "outcome"
         )
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"kvplane_router_{name}", text, labels, registry=self.registry)
+
+    def _timer(self, name: str, text: str, grain: tuple[float, ...], *labels: str) -> Histogram:
+        full = f"kvplane_router_{name}"
+        return Histogram(full, text, labels, registry=self.registry, buckets=grain)
 
     def watch(
         self,

@@ -7,7 +7,7 @@ runs every row. A newcomer is one file and one line.
 from __future__ import annotations
 
 from .base import Discovery, OnDown, OnHealth, OnUp, Waiting
-from .probe import Probed, ProbeFailed, probe
+from .probe import Probed, ProbeFailed, alive, probe
 from .static import Static
 
 DISCOVERIES = {"static": Static}
@@ -22,5 +22,6 @@ __all__ = [
     "Probed",
     "Static",
     "Waiting",
+    "alive",
     "probe",
 ]

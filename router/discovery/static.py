@@ -1,6 +1,6 @@
 """Static: the workers a person named, found when they answer and watched from then on.
 
-Edge; member of discovery/. One task per worker: probe until it lives, then look at intervals. Also
+Edge, member of discovery/. One task per worker: probe until it lives, then look at intervals. Also
 the hand of the admin routes: add() and remove() at runtime. Open it to change how a named worker
 is found, watched, or seen to have restarted.
 

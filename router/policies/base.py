@@ -1,6 +1,6 @@
 """Policy seam: in which order are these workers tried?
 
-Seam; pure functions. gateway.py makes Candidates from the fleet and the ranking, a policy orders
+Seam of pure functions: gateway.py makes Candidates from the fleet and the ranking, a policy orders
 them, pairing.py takes the first pair that fits. Open it to change what every policy is told.
 """
 

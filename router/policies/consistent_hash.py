@@ -1,6 +1,6 @@
 """Consistent hash: requests of one key go to one worker, as long as it is there.
 
-Pure; member of policies/. Every worker gets a number from key and name, the largest wins
+Pure, member of policies/. Every worker gets a number from key and name, the largest wins
 (rendezvous hashing): when a worker leaves, only its keys move, each to its own second choice.
 Open it to change how keys stick.
 """

@@ -1,6 +1,6 @@
 """Least loaded: the worker with the fewest tokens in flight.
 
-Pure; member of policies/, the default for decode. Open it to change what load means.
+Pure, member of policies/, the default for decode. Open it to change what load means.
 """
 
 from __future__ import annotations

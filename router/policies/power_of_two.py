@@ -1,6 +1,6 @@
 """Power of two: of two workers taken by chance, the less loaded.
 
-Pure; member of policies/. Spreads nearly as well as least_loaded, without herding where several
+Pure, member of policies/. Spreads nearly as well as least_loaded, without herding where several
 gateways each see only their own load. Open it to change how the two are drawn.
 """
 

@@ -1,6 +1,6 @@
 """Prefix: the worker that has least left to do before this prompt is computed.
 
-Pure; member of policies/, the default for prefill. `cache_aware` and `prefix_hash` are names of
+Pure, member of policies/, the default for prefill. `cache_aware` and `prefix_hash` are names of
 it. Open it to change how held blocks and waiting work are weighed.
 
     cost = tokens of the prompt not held + tokens in flight there        cheapest first

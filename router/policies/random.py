@@ -1,6 +1,6 @@
 """Random: any order, all equally likely.
 
-Pure; member of policies/. Chance is an argument. Open it to change how chance becomes an order.
+Pure, member of policies/. Chance is an argument. Open it to change how chance becomes an order.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Round robin: one after the other, whatever they hold or do.
 
-Pure; member of policies/. The turn is an argument, so the caller counts. Open it to change the
+Pure, member of policies/. The turn is an argument, so the caller counts. Open it to change the
 order of turns.
 """
 

@@ -1,0 +1,61 @@
+"""Metrics: names, and state that is read when somebody scrapes."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from kvplane.router.breaker import Breakers, Outcome
+from kvplane.router.fleet import Fleet
+from kvplane.router.metrics import RouterMetrics
+from kvplane.router.settings import BreakerSettings
+from kvplane.vocabulary import Pod, Role, Worker, WorkerUp
+
+P1 = Worker(Pod("p1"))
+
+
+def samples(registry: CollectorRegistry) -> dict[str, float]:
+    """name{labels} -> value, as a scraper reads them."""
+    text = generate_latest(registry).decode()
+    found = [one for family in text_string_to_metric_families(text) for one in family.samples]
+    return {f"{one.name}{sorted(one.labels.values())}": one.value for one in found}
+
+
+def test_load_health_circuits_and_rooms_are_read_at_each_scrape() -> None:
+    metrics = RouterMetrics(CollectorRegistry())
+    fleet, breakers = Fleet(), Breakers(BreakerSettings(faults=1, pause_s=10))
+    now, rooms = [0.0], [3]
+    metrics.watch(fleet, breakers, lambda: now[0], lambda: rooms[0])
+    fleet.up(WorkerUp(Pod("p1"), "http://p1:1", Role.PREFILL))
+    booking = fleet.book(P1, 42)
+    first = samples(metrics.registry)
+    assert first["kvplane_router_inflight_tokens['p1', 'prefill']"] == 42
+    assert first["kvplane_router_inflight_requests['p1', 'prefill']"] == 1
+    assert first["kvplane_router_worker_healthy['p1', 'prefill']"] == 1
+    assert first["kvplane_router_rooms_open[]"] == 3
+    booking.release()
+    fleet.drain(Pod("p1"))
+    ticket = breakers.of(P1).admit(0.0)
+    assert ticket is not None
+    breakers.of(P1).book(ticket, Outcome.FAULT, 0.0)
+    second = samples(metrics.registry)
+    assert second["kvplane_router_inflight_tokens['p1', 'prefill']"] == 0
+    assert second["kvplane_router_worker_healthy['p1', 'prefill']"] == 0
+    assert second["kvplane_router_circuit_state['open', 'p1']"] == 1
+    now[0] = 10.0
+    assert samples(metrics.registry)["kvplane_router_circuit_state['p1', 'probing']"] == 1
+
+
+def test_every_name_is_of_this_package_and_ends_in_its_unit() -> None:
+    metrics = RouterMetrics(CollectorRegistry())
+    names = [family.name for family in metrics.registry.collect()]
+    assert len(names) > 12
+    for name in names:
+        assert name.startswith("kvplane_router_")
+
+
+def test_two_gateways_in_one_process_have_registries_of_their_own() -> None:
+    one, other = RouterMetrics(CollectorRegistry()), RouterMetrics(CollectorRegistry())
+    one.retries.labels("prefill_failed").inc()
+    assert "kvplane_router_retries_total['prefill_failed']" not in samples(other.registry)
