@@ -5,14 +5,15 @@ Which runs of vllm-kv-events.jsonl pass now, request by request, is EXPECTED bel
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
 import pytest
 from kit.streams import Publisher, following, lines
 
 from kvplane.events import DIALECTS
-from kvplane.index import chain, rank
+from kvplane.index import MemoryStore, RedisStore, Store, chain, rank
+from kvplane.runtime import SystemClock
 from kvplane.vocabulary import Knowledge, Namespace
 
 # Requests compared exactly, of all in the run. Left out are requests that ran side by side (the
@@ -63,13 +64,27 @@ def test_the_list_of_runs_is_complete() -> None:
     assert set(RUNS) == {*EXPECTED, HYBRID}
 
 
+@pytest.fixture(params=["memory", "redis"])
+async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
+    """The embedded store and the one that survives a restart."""
+    kept: Store = MemoryStore(SystemClock())
+    if request.param == "redis":
+        url, prefix = (request.getfixturevalue(f"redis_{name}") for name in ("url", "prefix"))
+        kept = RedisStore(url, prefix)
+    yield kept
+    await kept.close()
+
+
 @pytest.mark.parametrize("run", EXPECTED)
-async def test_our_depth_equals_the_engines_cached_tokens(run: str) -> None:
+async def test_our_depth_equals_the_engines_cached_tokens(run: str, store: Store) -> None:
     size = RUNS[run][0]["block_size"]
     frames = batches(run)
     compared, left_out, wrong = 0, {"at once": 0, "stale": 0}, []
     sent = -1
-    async with Publisher(topic=frames[0][0]) as publisher, following(publisher) as followed:
+    async with (
+        Publisher(topic=frames[0][0]) as publisher,
+        following(publisher, store=store) as followed,
+    ):
         await followed.knows(Knowledge.EXACT)
         await publisher.listened()
         for request, why in sorted(requests(run), key=lambda each: each[0]["after_seq"]):

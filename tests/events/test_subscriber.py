@@ -22,7 +22,7 @@ from kvplane.events import (
     EngineEvent,
     engine_key,
 )
-from kvplane.index import Applied, Batch, MemoryStore, Outcome, StoreDown, chain, rank
+from kvplane.index import Applied, Batch, MemoryStore, Outcome, Store, StoreDown, chain, rank
 from kvplane.runtime import SystemClock
 from kvplane.vocabulary import Epoch, Knowledge, Namespace
 
@@ -381,7 +381,7 @@ async def test_two_that_follow_one_engine_write_each_batch_once() -> None:
 class Shaky:
     """A store that is down for the next calls, or refuses as told."""
 
-    def __init__(self, store: MemoryStore) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
         self.down = 0
         self.applied: list[Batch] = []
@@ -402,7 +402,7 @@ class Shaky:
 async def test_a_store_that_is_down_loses_nothing() -> None:
     shaky: list[Shaky] = []
 
-    def wrap(store: MemoryStore) -> Shaky:
+    def wrap(store: Store) -> Shaky:
         shaky.append(Shaky(store))
         return shaky[0]
 

@@ -18,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from kit.ports import free_ports
 from kit.wait import until
 from kvplane.events import EventsMetrics, EventsSettings, Subscriber, dialect_of
-from kvplane.index import MemoryStore, View
+from kvplane.index import MemoryStore, Store, View
 from kvplane.runtime import SystemClock
 from kvplane.vocabulary import Knowledge, Pod, Worker
 
@@ -132,7 +132,7 @@ class Followed:
     """One subscriber over a store, and what a view makes of the store's stream."""
 
     subscriber: Subscriber
-    store: MemoryStore
+    store: Store
     registry: CollectorRegistry
     view: View
 
@@ -163,14 +163,14 @@ class Followed:
 async def following(
     publisher: Publisher,
     engine: str = "vllm",
-    store: MemoryStore | None = None,
+    store: Store | None = None,
     worker: Worker = WORKER,
     settings: EventsSettings = QUICK,
-    wrap: Callable[[MemoryStore], Any] = lambda store: store,
+    wrap: Callable[[Store], Any] = lambda store: store,
 ) -> AsyncIterator[Followed]:
     """A running subscriber of a publisher; everything is given back at the end."""
     clock = SystemClock()
-    kept = store or MemoryStore(clock)
+    kept: Store = store or MemoryStore(clock)
     registry, view = CollectorRegistry(), View()
     subscriber = Subscriber(
         worker, publisher.events, publisher.replay, dialect_of(engine), wrap(kept), "m", clock,
