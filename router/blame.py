@@ -14,6 +14,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from kvplane.vocabulary import Stage
+
 from .errors import GatewayError, engine_said
 from .legs_errors import LegError, Phase, PoolFull, Refused, TimedOut, TlsFailed
 
@@ -38,6 +40,14 @@ class LegFailed(Exception):
 
     def __str__(self) -> str:
         return f"{self.side} {self.worker}: {self.cause}"
+
+    @property
+    def guilty(self) -> Side:
+        """Who caused it. A transfer that failed before its blocks were verified is prefill's: it
+        was not found, not reached, or sent what nobody may use. Whoever reported it."""
+        if self.cause.stage is None:
+            return self.side
+        return Side.DECODE if self.cause.stage == Stage.CONSUME else Side.PREFILL
 
     @property
     def callers_mistake(self) -> bool:

@@ -55,6 +55,7 @@ class Attempt:
     prefill: Exchange | None = None
     prefill_worker: str = ""
     on_prefill_end: Callable[[], None] = lambda: None  # called once, when its answer is complete
+    on_start: Callable[[], None] = lambda: None  # called once, when the answer begins to leave
     usage: Usage = field(default_factory=Usage)  # read off prefill's answer
     started: bool = False  # the client has the head of an answer
     _prefill_ended: bool = False
@@ -135,6 +136,7 @@ async def _answer(attempt: Attempt, client: Client, headers: HeaderList) -> None
             break
         await client.bell.wait()
     attempt.started = True
+    attempt.on_start()
     await client.start(decode.status, [*passed_back(decode.headers), *headers])
     while True:
         _look(attempt, client)

@@ -1,6 +1,6 @@
 """No hand-off: one unified worker prefills and decodes; there is one leg and no room.
 
-Pure; member of the seam handoffs/. Open it to change what a unified worker is sent.
+Pure: a member of the seam handoffs/. Open it to change what a unified worker is sent.
 """
 
 from __future__ import annotations

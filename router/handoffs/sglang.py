@@ -1,6 +1,6 @@
 """SGLang's hand-off: the bootstrap triple in both bodies, both legs at once.
 
-Pure; member of the seam handoffs/. Sources: sglang.md sections 3 and 8, sgl-router.md section 4.
+Pure: a member of the seam handoffs/. Sources: sglang.md sections 3 and 8, sgl-router.md section 4.
 The tiny engine speaks it too. Open it when SGLang reads other members.
 
     one prompt, one sample      "bootstrap_room": 71

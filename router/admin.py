@@ -1,0 +1,168 @@
+"""Admin: everything of the gateway that is no inference.
+
+Door: a FastAPI app for people, scripts and probes; api.py gives it all other paths. Evidence,
+models, liveness here; /workers is in admin_workers.py. Open it to add an admin or query route.
+
+    /liveness /readiness /health     /v1/models /model_info /server_info
+    /rooms /requests /diagnosis      /workers     /openapi.json /docs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any
+
+from fastapi import FastAPI, Query, Request, Response
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, PlainTextResponse
+from starlette.exceptions import HTTPException
+
+from kvplane.vocabulary import MAX_ROOM, Role, Room
+
+from .admin_workers import Declare, WorkerDesk, worker_routes
+from .engines import ask_engine, ask_models
+from .errors import GatewayError
+from .gateway import Gateway
+
+SETTLE_S = 1.0  # a reader of evidence waits this long for what is still being collected
+MOST_LISTED = 1000
+
+Diagnose = Callable[[], Any]  # the whole plane's diagnosis, ready for JSON
+
+
+def admin_app(
+    gateway: Gateway,
+    desk: WorkerDesk | None = None,
+    declare: Declare | None = None,
+    diagnose: Diagnose | None = None,
+) -> FastAPI:
+    """The app. Without a desk the fleet cannot be changed at runtime: POST /workers is refused."""
+    app = FastAPI(title="kvplane", description="Admin and query routes of the gateway.")
+    app.add_exception_handler(GatewayError, _ours)
+    app.add_exception_handler(RequestValidationError, _invalid)
+    app.add_exception_handler(HTTPException, _http)
+    _life(app, gateway)
+    _models(app, gateway)
+    _evidence(app, gateway)
+    if diagnose is not None:
+        told = diagnose
+
+        @app.get("/diagnosis", tags=["evidence"])
+        async def diagnosis() -> Any:
+            """What is wrong: one sentence, one culprit, one next step for each finding."""
+            return told()
+
+    app.include_router(worker_routes(gateway, desk, declare))
+    return app
+
+
+def _life(app: FastAPI, gateway: Gateway) -> None:
+    @app.get("/liveness", tags=["life"], response_class=PlainTextResponse)
+    @app.get("/health", tags=["life"], response_class=PlainTextResponse)
+    async def liveness() -> str:
+        """The process answers."""
+        return "OK"
+
+    @app.get("/readiness", tags=["life"])
+    async def readiness(response: Response) -> dict[str, Any]:
+        """A request could be served now: a prefill and a decode, or a unified worker."""
+        targets = gateway.fleet.targets()
+        ready = [target for target in targets if target.healthy and not target.draining]
+        roles = {target.role for target in ready}
+        if Role.BOTH in roles or {Role.PREFILL, Role.DECODE} <= roles:
+            counts = {"healthy_workers": len(ready), "total_workers": len(targets)}
+            return {"status": "ready", **counts}
+        response.status_code = 503
+        missing = [str(r) for r in (Role.PREFILL, Role.DECODE) if r not in roles]
+        return {"status": "not ready", "reason": f"no healthy {' and no healthy '.join(missing)}"}
+
+
+def _models(app: FastAPI, gateway: Gateway) -> None:
+    @app.get("/v1/models", tags=["models"])
+    async def models() -> dict[str, Any]:
+        """All models, each as its engine describes it."""
+        return {"object": "list", "data": await ask_models(gateway)}
+
+    @app.get("/v1/models/{model:path}", tags=["models"])
+    async def model(model: str) -> dict[str, Any]:
+        """One model."""
+        for found in await ask_models(gateway):
+            if found["id"] == model:
+                return found
+        raise GatewayError("model_not_found", f"no model {model!r} here", "model")
+
+    @app.get("/model_info", tags=["models"])
+    @app.get("/get_model_info", tags=["models"], include_in_schema=False)
+    async def model_info() -> Response:
+        """As the first prefill (or unified worker) says."""
+        return _json(await ask_engine(gateway, "/model_info"))
+
+    @app.get("/server_info", tags=["models"])
+    @app.get("/get_server_info", tags=["models"], include_in_schema=False)
+    async def server_info() -> Response:
+        """As the first prefill (or unified worker) says."""
+        return _json(await ask_engine(gateway, "/server_info"))
+
+
+def _evidence(app: FastAPI, gateway: Gateway) -> None:
+    ledger = gateway.ledger
+
+    @app.get("/rooms", tags=["evidence"])
+    async def rooms(
+        limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100, failed: bool | None = None
+    ) -> dict[str, Any]:
+        """The newest rooms, newest first; `failed=true` for those that failed only."""
+        return {"rooms": ledger.rooms(limit, failed)}
+
+    @app.get("/rooms/{room}", tags=["evidence"])
+    async def room(room: str) -> dict[str, Any]:
+        """What happened in one room. Waits a moment for what the engines have to tell."""
+        found = await ledger.settled(_room(room), SETTLE_S)
+        if found is None:
+            raise GatewayError("not_found", f"room {room} is not known, or no longer", "room")
+        return found
+
+    @app.get("/requests/{request_id:path}", tags=["evidence"])
+    async def request(request_id: str) -> dict[str, Any]:
+        """All attempts of one request."""
+        found = ledger.request(request_id)
+        if found is None:
+            raise GatewayError(
+                "not_found", f"request {request_id!r} is not known, or no longer", "request_id"
+            )
+        return found
+
+
+def _room(text: str) -> Room:
+    """Decimal text, since 64-bit numbers break JavaScript."""
+    if not text.isascii() or not text.isdecimal() or not 0 < int(text[:20]) <= MAX_ROOM:
+        raise GatewayError(
+            "invalid_request", f"room {text[:40]!r}: must be a number, 1 to {MAX_ROOM}", "room"
+        )
+    return Room(int(text))
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")
+
+
+async def _ours(request: Request, error: Exception) -> Response:
+    assert isinstance(error, GatewayError)
+    headers = {name.decode(): value.decode("latin-1") for name, value in error.head()}
+    return Response(error.body(), error.status, headers)
+
+
+async def _invalid(request: Request, error: Exception) -> Response:
+    """A parameter or body FastAPI refused: 400 with the member named, as everywhere else."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    place = ".".join(str(part) for part in first["loc"][1:]) or str(first["loc"][0])
+    return await _ours(request, GatewayError("invalid_request", f"{place}: {first['msg']}", place))
+
+
+async def _http(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    code = "not_found" if error.status_code == 404 else "invalid_request"
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    shape = GatewayError(code, message, status=error.status_code).shape()
+    return JSONResponse(shape, error.status_code, dict(error.headers or {}))

@@ -1,0 +1,142 @@
+"""Aftermath: what is left to do when the client has its answer.
+
+Edge: background tasks, bounded in number and time. gateway.py hands over each ended attempt;
+prefill's answer is read to its end (its cached tokens are booked against what the index foretold),
+then both engines are asked what they saw in the rooms, and the meeting is complete.
+Open it to change what is collected. Nothing here is on the path of a request.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import msgspec
+
+from kvplane.runtime import cancel
+from kvplane.vocabulary import Room, Stage
+
+from .dispatch import Attempt, finish_prefill
+from .evidence import Ledger, Meeting, stage_records
+from .fleet import Target
+from .legs import Legs
+from .legs_errors import LegError
+from .legs_exchange import Bell
+from .legs_wire import Origin
+
+log = logging.getLogger(__name__)
+
+MOST_TASKS = 256  # attempts in their aftermath; beyond, evidence is dropped and counted
+MOST_ROOMS = 16  # rooms of one list that are asked about
+MOST_BYTES = 256 * 1024  # of one engine's answer
+PREFILL_S = 10.0  # prefill has its answer ready when decode begins; more is a stuck engine
+COLLECT_S = 1.0  # over all tries of one room
+WAITS_S = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3)  # before each try: stages land just after the legs end
+TELLING = frozenset({"kvplane"})  # engines that have GET /rooms/{room}
+
+
+@dataclass
+class Ended:
+    """One attempt whose answer is out, or which failed."""
+
+    attempt: Attempt
+    bell: Bell
+    meeting: Meeting
+    sides: list[Target]
+    after: list[Callable[[], None]] = field(default_factory=list)  # when prefill ended, always
+
+
+class Aftermath:
+    """Runs the aftermath of attempts. A Part."""
+
+    def __init__(
+        self,
+        legs: Legs,
+        ledger: Ledger,
+        on_cached: Callable[[Meeting], None] = lambda meeting: None,
+        on_dropped: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._legs, self._ledger = legs, ledger
+        self._on_cached, self._on_dropped = on_cached, on_dropped
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def start(self) -> None:
+        """Nothing to prepare."""
+
+    async def stop(self) -> None:
+        """Give up what is under way."""
+        await cancel(*self._tasks)
+
+    @property
+    def pending(self) -> int:
+        """Attempts not yet done."""
+        return len(self._tasks)
+
+    def begin(self, ended: Ended) -> None:
+        """Take over; returns at once. `ended.after` runs on every path."""
+        if len(self._tasks) >= MOST_TASKS:
+            self._on_dropped()
+            ended.attempt.abort()
+            self._finish(ended)
+            return
+        task = asyncio.create_task(self._run(ended))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _finish(self, ended: Ended) -> None:
+        for give_back in ended.after:
+            give_back()
+        ended.after.clear()
+        ended.meeting.collected.set()
+
+    async def _run(self, ended: Ended) -> None:
+        meeting = ended.meeting
+        try:
+            await finish_prefill(ended.attempt, ended.bell, PREFILL_S)
+            for give_back in ended.after:
+                give_back()
+            ended.after.clear()
+            meeting.actual_tokens = ended.attempt.usage.cached_tokens()
+            self._on_cached(meeting)
+            telling = [target for target in ended.sides if target.up.engine in TELLING]
+            if meeting.rooms and telling:
+                await self._collect(meeting, telling)
+        except Exception:
+            log.exception("aftermath failed request=%s action=drop", meeting.request_id)
+        finally:
+            self._finish(ended)
+
+    async def _collect(self, meeting: Meeting, sides: list[Target]) -> None:
+        """Ask until every engine told its stages, for at most COLLECT_S."""
+        try:
+            async with asyncio.timeout(COLLECT_S):
+                for room in meeting.rooms[:MOST_ROOMS]:
+                    for wait_s in WAITS_S:
+                        await asyncio.sleep(wait_s)
+                        for target in sides:
+                            await self._ask(room, target)
+                        if self._whole(meeting, room):
+                            break
+        except TimeoutError:
+            log.debug("evidence incomplete request=%s", meeting.request_id)
+
+    def _whole(self, meeting: Meeting, room: Room) -> bool:
+        """Nothing more will come: the last stage is there, or the one that failed."""
+        records = meeting.stages.get(room, [])
+        return any(r.stage is Stage.CONSUME or r.outcome != "ok" for r in records)
+
+    async def _ask(self, room: Room, target: Target) -> None:
+        leg = self._legs.begin(Origin.parse(target.url), f"/rooms/{room}", method="GET")
+        try:
+            if await leg.head() != 200:
+                return
+            told = msgspec.json.decode(await leg.read(MOST_BYTES))
+        except (LegError, msgspec.DecodeError, msgspec.ValidationError, RecursionError):
+            return
+        finally:
+            leg.abort()
+        if isinstance(told, dict):
+            for record in stage_records(room, told.get("stages"), str(target.worker)):
+                self._ledger.record(record)

@@ -1,0 +1,223 @@
+"""Choice: which prefill and which decode serve this request, and how well do we know?
+
+Pure: view, fleet and circuits are looked at, time and chance are arguments; no await. gateway.py
+asks per attempt, picker and decode-entry will ask too. Open it to change what a choice rests on.
+
+    prompts -> chains per block size -> depth per worker -> prefill policy -> pair <- decode policy
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from kvplane.index import View, chain, rank
+from kvplane.vocabulary import Knowledge, Namespace, Role, Worker
+
+from .breaker import Breakers
+from .errors import GatewayError
+from .fleet import Fleet, Target
+from .pairing import Compatible, NoPair, pair
+from .policies import POLICIES, Candidate, Need
+from .prompts import Prompt
+from .request import Ask
+from .settings import RouterSettings
+
+MOST_RANKED = 64  # prompts of a list that are ranked; more change no choice and cost the loop
+REASONS = {  # of a Prompt without tokens, as x-kvplane-reason shows them
+    "no_tokenizer": "no tokenizer for this model at the gateway",
+    "broken_tokenizer": "the gateway cannot load this model's tokenizer",
+    "multimodal": "prompt holds more than text",
+    "embeddings": "prompt is embeddings",
+    "template": "the chat template refused the messages",
+    "unsupported_route": "prompts of this route are not tokenised",
+    "unsupported_member": "a member changes the prompt in a way only the engine knows",
+    "too_large": "prompt too long to be tokenised here",
+    "busy": "tokenising is overloaded",
+    "slow": "tokenising took too long",
+    "not_unicode": "prompt is no valid text",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Depth:
+    """How much of the prompts one worker holds."""
+
+    blocks: int = 0  # held, unbroken from the start, over all prompts
+    asked: int = 0  # full blocks of the prompts
+    tokens: int = 0
+    predicted: int = 0  # tokens an engine will report as cached: never a prompt's last one
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Who serves, and why."""
+
+    prefill: Target | None  # None: a unified worker does both
+    decode: Target
+    depth: Depth
+    knowledge: Knowledge
+    reason: str  # "" where knowledge is exact
+    prefill_policy: str
+    decode_policy: str
+    candidates: int  # prefills that could have been taken
+    prompt_tokens: int = 0  # of all prompts; 0 = not known
+
+    @property
+    def holder(self) -> Target:
+        """Whose cache was judged."""
+        return self.prefill or self.decode
+
+
+class Chooser:
+    """Binds what a choice looks at."""
+
+    def __init__(
+        self,
+        view: View,
+        fleet: Fleet,
+        breakers: Breakers,
+        settings: RouterSettings,
+        compatible: Compatible,
+        chance: Callable[[], float],
+        blind: Callable[[], str] = lambda: "",  # why the view itself cannot be believed now
+    ) -> None:
+        self._view, self._fleet, self._breakers = view, fleet, breakers
+        self._settings, self._compatible = settings, compatible
+        self._chance, self._blind = chance, blind
+        self._turn = 0
+
+    def choose(
+        self, ask: Ask, prompt: Prompt, now: float, without: Collection[Worker] = ()
+    ) -> Choice:
+        """Raises GatewayError where nobody can serve."""
+        self._turn += 1
+        prefills, decodes = self._selectable(ask.model)
+        unified = not decodes
+        tried = self._circuits(prefills, now, without)
+        depths = self._depths(ask, prompt, tried)
+        need = Need(prompt.total, _key(ask), self._turn, self._chance)
+        policy = self._settings.prefill_policy
+        ordered = POLICIES[policy]([_candidate(target, depths) for target in tried], need)
+        if unified:
+            return self._made(None, ordered[0].target, depths, len(tried), prompt)
+        seconds = [Candidate(target) for target in self._circuits(decodes, now, without)]
+        met = pair(ordered, POLICIES[self._settings.decode_policy](seconds, need), self._compatible)
+        if isinstance(met, NoPair):
+            raise GatewayError(met.code, met.reason)
+        return self._made(met.prefill.target, met.decode.target, depths, len(tried), prompt)
+
+    def _selectable(self, model: str) -> tuple[Sequence[Target], Sequence[Target]]:
+        """Prefills and decodes, or unified workers and nobody. Raises where there are none."""
+        prefills = self._fleet.selectable(Role.PREFILL, model)
+        decodes = self._fleet.selectable(Role.DECODE, model)
+        unified = self._fleet.selectable(Role.BOTH, model)
+        alone = not self._fleet.targets(Role.PREFILL) and not self._fleet.targets(Role.DECODE)
+        if (unified and not (prefills and decodes)) or (alone and self._fleet.targets(Role.BOTH)):
+            error = self._fleet.lack(Role.BOTH, model)
+        else:
+            error = self._fleet.lack(Role.PREFILL, model) or self._fleet.lack(Role.DECODE, model)
+        if error is not None:
+            raise error
+        return (prefills, decodes) if prefills and decodes else (unified, ())
+
+    def _circuits(
+        self, targets: Sequence[Target], now: float, without: Collection[Worker]
+    ) -> list[Target]:
+        """Those whose circuit lets a request through; the guilty only where nobody else is left."""
+        closed = [t for t in targets if self._breakers.admits(t.worker, now)]
+        if not closed:
+            role = targets[0].role
+            side = "decode" if role is Role.DECODE else "prefill"
+            wait = self._breakers.wait_s([target.worker for target in targets], now)
+            raise GatewayError(
+                f"no_{side}_available",
+                f"every {role} worker failed too often lately; the next is tried in {wait:.0f} s",
+                retry_after=f"{max(1, round(wait))}",
+            )
+        return [t for t in closed if t.worker not in without] or closed
+
+    def block_size(self, target: Target) -> int | None:
+        """Tokens a block: as its events say, as declared, as configured."""
+        seen = self._view.block_size(target.worker)
+        return seen or target.up.block_size or self._settings.block_size
+
+    def _depths(self, ask: Ask, prompt: Prompt, targets: Sequence[Target]) -> dict[Worker, Depth]:
+        """Of every target, over all prompts; empty where tokens are not known."""
+        if prompt.tokens is None:
+            return {}
+        models = {target.model for target in targets if target.model} or {ask.model}
+        model = sorted(models)[0]
+        adapter = prompt.adapter or (ask.model if ask.model not in (model, "") else "")
+        judged = [t for t in targets if t.model in (model, "")]
+        sizes = {size for target in judged if (size := self.block_size(target))}
+        names = [Namespace(model, size, adapter, prompt.salt) for size in sizes]
+        found: dict[Worker, Depth] = {}
+        for tokens in prompt.tokens[:MOST_RANKED]:
+            chains = {name.block_size: chain(tokens, name) for name in names}
+            for held in rank(self._view, chains, [target.worker for target in judged]):
+                before = found.get(held.worker, Depth())
+                size = held.depth_tokens // held.depth_blocks if held.depth_blocks else 1
+                most = (len(tokens) - 1) // size * size
+                found[held.worker] = Depth(
+                    before.blocks + held.depth_blocks,
+                    before.asked + held.blocks,
+                    before.tokens + held.depth_tokens,
+                    before.predicted + min(held.depth_tokens, most),
+                )
+        return found
+
+    def _made(
+        self,
+        prefill: Target | None,
+        decode: Target,
+        depths: dict[Worker, Depth],
+        candidates: int,
+        prompt: Prompt,
+    ) -> Choice:
+        holder = prefill or decode
+        knowledge, reason = self._knowledge(holder, prompt)
+        return Choice(
+            prefill,
+            decode,
+            depths.get(holder.worker) or self._unheld(holder, prompt),
+            knowledge,
+            reason,
+            self._settings.prefill_policy,
+            self._settings.decode_policy,
+            candidates,
+            prompt.total,
+        )
+
+    def _unheld(self, holder: Target, prompt: Prompt) -> Depth:
+        size = self.block_size(holder)
+        asked = sum(len(t) // size for t in prompt.tokens or ()) if size else 0
+        return Depth(asked=asked)
+
+    def _knowledge(self, holder: Target, prompt: Prompt) -> tuple[Knowledge, str]:
+        """The worse of what ingest wrote about this worker and our own checks, with its reason."""
+        if not holder.up.events:
+            return Knowledge.OFF, f"events of {holder.worker} are not configured"
+        if prompt.tokens is None:
+            text = REASONS.get(prompt.reason or "", prompt.reason or "no tokens")
+            return Knowledge.DARK, text
+        if blind := self._blind():
+            return Knowledge.DARK, blind
+        known = self._view.known(holder.worker)
+        if known is None:
+            return Knowledge.DARK, f"{holder.worker} was never heard of"
+        return known.state, "" if known.state is Knowledge.EXACT else known.reason
+
+
+def _candidate(target: Target, depths: dict[Worker, Depth]) -> Candidate:
+    depth = depths.get(target.worker)
+    return Candidate(target, depth.blocks, depth.tokens) if depth else Candidate(target)
+
+
+def _key(ask: Ask) -> str:
+    """What consistent_hash sticks to: a routing key, else the user."""
+    for name, value in ask.headers:
+        if name == b"x-smg-routing-key":
+            return value.decode("latin-1")
+    user = ask.body.get("user")
+    return user if isinstance(user, str) else ""

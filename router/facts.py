@@ -1,0 +1,123 @@
+"""Facts: what a choice looks like in headers, in the ledger, and as load.
+
+Pure. Helpers of gateway.py: each turns an Ask and a Choice into one thing that is shown or booked.
+Open it to change a header, a line of the ledger, or how much load a request is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from kvplane.vocabulary import Binding, Knowledge
+
+from .blame import Side
+from .choice import Choice
+from .errors import GatewayError
+from .evidence import Meeting
+from .fleet import Fleet, Target
+from .prompts import Prompt
+from .request import Ask
+
+BOOTSTRAP_PORT = 8998  # SGLang's default, where neither flags nor the engine tell
+ANSWER_TOKENS = 128  # an answer's share of decode load where the client sets no limit
+BYTES_PER_TOKEN = 4  # of a body, where its tokens are not known
+
+HeaderList = list[tuple[bytes, bytes]]
+
+
+def base_model(fleet: Fleet, asked: str) -> str:
+    """The model whose tokenizer fits: an adapter's base; "" where nobody serves that name."""
+    for up in fleet.pods():
+        if asked in (up.model, *up.adapters):
+            return up.model
+    return asked
+
+
+def check_length(ask: Ask, prompt: Prompt, choice: Choice) -> None:
+    """Raises GatewayError for a prompt that leaves no room for an answer."""
+    targets = [target for target in (choice.prefill, choice.decode) if target is not None]
+    limits = [target.up.max_tokens for target in targets if target.up.max_tokens]
+    if limits and prompt.longest >= min(limits):
+        raise GatewayError(
+            "context_length_exceeded",
+            f"This model's maximum context length is {min(limits)} tokens, prompt and answer "
+            f"together. However, your prompt has {prompt.longest} tokens.",
+            next(
+                (name for name in ("messages", "prompt", "text") if name in ask.body), "input_ids"
+            ),
+        )
+
+
+def load_tokens(ask: Ask, choice: Choice, side: Side) -> int:
+    """Prefill: what it has to compute. Decode: all it has to keep."""
+    prompt = choice.prompt_tokens or len(ask.raw) // BYTES_PER_TOKEN
+    if side is Side.PREFILL:
+        return max(1, prompt - choice.depth.predicted)
+    wanted = ask.body.get("max_completion_tokens") or ask.body.get("max_tokens") or ANSWER_TOKENS
+    return prompt + int(wanted) * ask.samples
+
+
+def headers(ask: Ask, choice: Choice, bindings: Sequence[Binding]) -> HeaderList:
+    """What every inference answer carries."""
+    depth = choice.depth
+    found = [
+        ("x-request-id", ask.request_id),
+        ("x-kvplane-prefill", str(choice.holder.worker)),
+        ("x-kvplane-decode", str(choice.decode.worker)),
+        ("x-kvplane-depth", f"{depth.blocks}/{depth.asked}"),
+        ("x-kvplane-knowledge", str(choice.knowledge)),
+    ]
+    if bindings:
+        found.append(("x-kvplane-room", ",".join(str(binding.room) for binding in bindings)))
+    if choice.knowledge is not Knowledge.EXACT:
+        found.append(("x-kvplane-reason", _one_line(choice.reason)))
+    if ask.stream:
+        found.append(("x-accel-buffering", "no"))  # proxies in front must not collect a stream
+    return [(name.encode(), value.encode("latin-1", "replace")) for name, value in found]
+
+
+def meeting(ask: Ask, choice: Choice, bindings: Sequence[Binding], number: int) -> Meeting:
+    """The ledger's line of one attempt."""
+    triple = bindings[0].triple if bindings else None
+    prefill = _side(choice.prefill) if choice.prefill is not None else None
+    return Meeting(
+        request_id=ask.request_id,
+        attempt=number,
+        path=ask.path,
+        model=ask.model or choice.holder.model,
+        rooms=tuple(binding.room for binding in bindings),
+        prefill=prefill,
+        decode=_side(choice.decode),
+        why=_why(choice),
+        predicted_tokens=choice.depth.predicted if choice.prompt_tokens else None,
+        triple={"host": triple.host, "port": triple.port} if triple else None,
+    )
+
+
+def _side(target: Target) -> dict[str, Any]:
+    return {
+        "worker": str(target.worker),
+        "url": target.url,
+        "epoch": target.epoch,
+        "inflight_tokens": target.inflight_tokens,  # when it was chosen
+        "inflight_requests": target.inflight_requests,
+    }
+
+
+def _why(choice: Choice) -> dict[str, Any]:
+    return {
+        "depth_blocks": choice.depth.blocks,
+        "asked_blocks": choice.depth.asked,
+        "depth_tokens": choice.depth.tokens,
+        "prompt_tokens": choice.prompt_tokens or None,
+        "prefill_policy": choice.prefill_policy,
+        "decode_policy": choice.decode_policy,
+        "candidates": choice.candidates,
+        "knowledge": str(choice.knowledge),
+        "reason": choice.reason,
+    }
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())[:300]

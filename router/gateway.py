@@ -1,0 +1,177 @@
+"""Gateway: THE LIFE OF A REQUEST, top to bottom.
+
+Edge: asks the pure parts what to do and does it. api.py hands over an Ask and a Client; choice.py
+says who serves; journey.py takes and gives back what one attempt needs; dispatch.py runs the legs.
+Open it to see or change the order of things.
+
+    tokens -> choice -> rooms, load, meeting -> both legs -> answer -> all given back
+                 ^                                 |
+                 +--- fresh rooms, without the guilty: only before the first byte
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable
+from typing import Protocol
+
+from kvplane.bootstrap import compatible
+from kvplane.index import View
+from kvplane.runtime import Clock, SystemClock
+from kvplane.vocabulary import Worker
+
+from . import facts
+from .aftermath import Aftermath
+from .blame import LegFailed
+from .breaker import Breakers
+from .choice import Choice, Chooser
+from .dispatch import Client, ClientGone
+from .errors import GatewayError
+from .evidence import Ledger, Meeting
+from .fleet import Fleet
+from .journey import Journey, Means
+from .legs import Legs
+from .metrics import RouterMetrics
+from .prompts import Prompt, Prompts
+from .request import Ask
+from .retry import Again, Budget, Failed, decide
+from .settings import RouterSettings
+
+
+class FollowerPort(Protocol):
+    """What the gateway wants to know of the index's follower."""
+
+    ready: asyncio.Event
+
+
+class Gateway:
+    """Everything a request needs, put together. A Part: stop() ends what is still collected."""
+
+    def __init__(
+        self,
+        view: View,
+        fleet: Fleet,
+        prompts: Prompts,
+        legs: Legs,
+        ledger: Ledger,
+        metrics: RouterMetrics,
+        settings: RouterSettings | None = None,
+        clock: Clock | None = None,
+        follower: FollowerPort | None = None,
+        breakers: Breakers | None = None,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self.settings, self.clock = settings or RouterSettings(), clock or SystemClock()
+        self.fleet, self.ledger, self.metrics, self.legs = fleet, ledger, metrics, legs
+        self.breakers = breakers or Breakers(self.settings.breaker)
+        self.aftermath = Aftermath(legs, ledger, self._book_cached)
+        self._prompts, self._follower, self._chance = prompts, follower, chance
+        self._budget = Budget(self.settings.retry)
+        self._chooser = Chooser(
+            view, fleet, self.breakers, self.settings, compatible, chance, self._blind
+        )
+        self._means = Means(fleet, self.breakers, ledger, legs, self.aftermath, metrics, self.clock)
+
+    async def start(self) -> None:
+        """Ready to serve."""
+        await self.aftermath.start()
+
+    async def stop(self) -> None:
+        """End what is still being collected."""
+        await self.aftermath.stop()
+
+    async def handle(self, ask: Ask, client: Client) -> None:
+        """Answer one request. Raises GatewayError while nothing of an answer has left; ClientGone
+        and BrokenBody where nobody is left to be told."""
+        prompt = await self._tokens(ask)
+        deadline = self.clock.now() + self.settings.request_timeout_s
+        guilty: tuple[Worker, ...] = ()
+        before: GatewayError | None = None
+        self._budget.earn()
+        for number in range(1, self.settings.retry.retries + 2):
+            choice = self._choose(ask, prompt, guilty, before)
+            journey = Journey.set_out(self._means, ask, choice, number)
+            try:
+                await journey.travel(client)
+                return
+            except LegFailed as failed:
+                again = self._again(failed, journey, number, deadline)
+                before = failed.cause
+            finally:
+                journey.arrive(client)
+            if again is None:
+                raise before
+            guilty += again.without
+            await self._pause(again.wait_s, client)
+
+    # -- in order of use
+
+    async def _tokens(self, ask: Ask) -> Prompt:
+        begun = self.clock.now()
+        model = facts.base_model(self.fleet, ask.model)
+        prompt = await self._prompts.tokenise(ask.path, ask.body, model)
+        self.metrics.tokenise_s.observe(self.clock.now() - begun)
+        return prompt
+
+    def _choose(
+        self, ask: Ask, prompt: Prompt, guilty: tuple[Worker, ...], before: GatewayError | None
+    ) -> Choice:
+        """Who serves this attempt. Where nobody is left for a further one, the failure before
+        is what the client should hear."""
+        begun = self.clock.now()
+        try:
+            choice = self._chooser.choose(ask, prompt, begun, guilty)
+        except GatewayError as error:
+            raise before or error from None
+        facts.check_length(ask, prompt, choice)
+        self.metrics.choose_s.observe(self.clock.now() - begun)
+        self.metrics.knowledge.labels(choice.knowledge, prompt.reason or "").inc()
+        if before is None:
+            self.metrics.prompt_tokens.labels(choice.holder.model).inc(choice.prompt_tokens)
+        if choice.prefill is None:
+            self.metrics.undisaggregated.labels("unified worker").inc()
+        return choice
+
+    def _again(
+        self, failed: LegFailed, journey: Journey, number: int, deadline: float
+    ) -> Again | None:
+        """May it be tried again? Counts both answers."""
+        told = failed.cause.retry_after or ""
+        how = Failed(
+            (journey.target(failed.guilty).worker,),
+            failed.status or None,
+            failed.started,
+            float(told) if told.isdecimal() else None,
+        )
+        left_s = deadline - self.clock.now()
+        verdict = decide(how, number, self.settings.retry, self._budget, left_s, self._chance())
+        if isinstance(verdict, Again):
+            self.metrics.retries.labels(failed.cause.code).inc()
+            return verdict
+        self.metrics.stops.labels(verdict.why).inc()
+        return None
+
+    async def _pause(self, wait_s: float, client: Client) -> None:
+        """Wait before another attempt; a client that leaves ends it."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                while not client.gone:
+                    await client.bell.wait()
+        if client.gone:
+            raise ClientGone
+
+    # -- what others tell us
+
+    def _blind(self) -> str:
+        if self._follower is not None and not self._follower.ready.is_set():
+            return "the index is still being read"
+        return ""
+
+    def _book_cached(self, meeting: Meeting) -> None:
+        """Predicted against actual, where both are known."""
+        worker = (meeting.prefill or meeting.decode)["worker"]
+        if meeting.predicted_tokens is not None and meeting.actual_tokens is not None:
+            self.metrics.predicted.labels(worker).inc(meeting.predicted_tokens)
+            self.metrics.actual.labels(worker).inc(meeting.actual_tokens)

@@ -1,0 +1,335 @@
+"""Gateway: requests through a real port, two scripted engines behind it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+
+import pytest
+from kit.gatehouse import Gatehouse, gatehouse, worker
+from kit.peer import Call, Script, answer, replies
+from kit.ports import free_port
+from kit.wait import until
+
+from kvplane.index import chain
+from kvplane.router.settings import BreakerSettings, RetrySettings, RouterSettings
+from kvplane.tokens import Tokenizer
+from kvplane.vocabulary import (
+    Epoch,
+    Knowledge,
+    Known,
+    Namespace,
+    Pod,
+    Role,
+    Stored,
+    Tier,
+    Worker,
+)
+
+CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "hello " * 20}]}
+USED = {"usage": {"prompt_tokens": 9, "prompt_tokens_details": {"cached_tokens": 48}}}
+PREFILLED = replies(answer(json.dumps(USED).encode()))
+DECODED = replies(answer(b'{"id":"1","choices":[]}'))
+SSE = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+ONCE = RouterSettings(retry=RetrySettings(retries=0), tokenizer="builtin")
+KNOWING = RouterSettings(tokenizer="builtin", retry=RetrySettings(first_wait_s=0.01))
+
+
+def sent(request: bytes) -> dict[str, object]:
+    body: dict[str, object] = json.loads(request.partition(b"\r\n\r\n")[2])
+    return body
+
+
+async def hang(call: Call) -> None:
+    await call.request()
+    await call.closed()
+
+
+def teach(house: Gatehouse, name: str, blocks: int, state: Knowledge = Knowledge.EXACT) -> None:
+    """The index says that a worker holds the first blocks of CHAT."""
+    tokens = Tokenizer.load("builtin").chat(CHAT["messages"])  # type: ignore[arg-type]
+    hashes = chain(tokens, Namespace("tiny", 16)).blocks[:blocks]
+    who = Worker(Pod(name))
+    house.view.apply(Stored(who, Epoch(1), Tier.GPU, None, hashes, 16))
+    house.view.apply(Known(who, Epoch(1), state, "as told", 0.0))
+
+
+async def test_a_chat_passes_both_legs_and_says_how_it_went() -> None:
+    async with gatehouse({"p1": PREFILLED, "d1": DECODED}, KNOWING) as house:
+        status, body, headers = await house.post(
+            "/v1/chat/completions", CHAT, {"x-request-id": "mine-1", "authorization": "Bearer k"}
+        )
+        assert (status, body) == (200, b'{"id":"1","choices":[]}')
+        assert headers["x-request-id"] == "mine-1"
+        assert (headers["x-kvplane-prefill"], headers["x-kvplane-decode"]) == ("p1", "d1")
+        assert headers["x-kvplane-depth"].startswith("0/")
+        assert headers["x-kvplane-knowledge"] == "off"
+        assert "not configured" in headers["x-kvplane-reason"]
+        room = int(headers["x-kvplane-room"])
+        assert 0 < room < 2**63
+        first, second = house.engines["p1"].requests[0], house.engines["d1"].requests[0]
+        assert sent(first) == sent(second)
+        assert sent(first)["bootstrap_room"] == room
+        assert sent(first)["bootstrap_host"] == "127.0.0.1"
+        assert b"x-request-id: mine-1" in first
+        assert b"authorization: Bearer k" in first
+        await until(lambda: house.idle)
+        _, found = await house.get(f"/rooms/{room}")
+        assert found["outcome"] == "ok"
+        assert found["cached_tokens"] == {"predicted": 0, "actual": 48}
+        assert found["why"]["prefill_policy"] == "prefix"
+        _, request = await house.get("/requests/mine-1")
+        assert request["attempts"][0]["rooms"] == [str(room)]
+
+
+async def test_the_prefill_that_holds_the_prefix_is_taken_and_its_depth_is_told() -> None:
+    facts = {name: {"events": ("tcp://x:1",)} for name in ("p1", "p2", "p3")}
+    scripts: dict[str, Script] = {"p1": PREFILLED, "p2": PREFILLED, "p3": PREFILLED, "d1": DECODED}
+    async with gatehouse(scripts, KNOWING, facts=facts) as house:
+        teach(house, "p2", 4)
+        for _ in range(3):
+            _, _, headers = await house.post("/v1/chat/completions", CHAT)
+            assert headers["x-kvplane-prefill"] == "p2"
+            held, _, asked = headers["x-kvplane-depth"].partition("/")
+            assert (int(held), int(asked) > 4) == (4, True)
+            assert headers["x-kvplane-knowledge"] == "exact"
+            assert "x-kvplane-reason" not in headers
+        await until(lambda: house.idle)
+        assert house.count("predicted_cached_tokens_total", worker="p2") == 3 * 64
+        assert house.count("actual_cached_tokens_total", worker="p2") == 3 * 48
+
+
+async def test_partial_knowledge_and_no_tokens_are_never_silent() -> None:
+    facts = {"p1": {"events": ("tcp://x:1",)}}
+    async with gatehouse({"p1": PREFILLED, "d1": DECODED}, KNOWING, facts=facts) as house:
+        teach(house, "p1", 1, Knowledge.PARTIAL)
+        _, _, headers = await house.post("/v1/chat/completions", CHAT)
+        assert headers["x-kvplane-knowledge"] == "partial"
+        assert headers["x-kvplane-reason"] == "as told"
+        parts = [{"type": "image_url", "image_url": {"url": "x"}}]
+        picture = {"model": "tiny", "messages": [{"role": "user", "content": parts}]}
+        status, _, headers = await house.post("/v1/chat/completions", picture)
+        assert status == 200
+        assert headers["x-kvplane-knowledge"] == "dark"
+        assert headers["x-kvplane-reason"] == "prompt holds more than text"
+        assert house.count("knowledge_total", state="dark", reason="multimodal") == 1
+
+
+async def test_each_prompt_and_sample_has_a_room_of_its_own() -> None:
+    async with gatehouse({"p1": PREFILLED, "d1": DECODED}, KNOWING) as house:
+        body = {"model": "tiny", "prompt": ["a", "b"], "n": 2}
+        _, _, headers = await house.post("/v1/completions", body)
+        rooms = [int(room) for room in headers["x-kvplane-room"].split(",")]
+        assert len(set(rooms)) == 4
+        assert sent(house.engines["p1"].requests[0])["bootstrap_room"] == rooms
+
+
+async def test_rooms_follow_the_dp_rank_of_the_prefill() -> None:
+    facts = {"p1": {"dp_size": 4}}
+    async with gatehouse({"p1": PREFILLED, "d1": DECODED}, KNOWING, facts=facts) as house:
+        ranks = set()
+        for _ in range(8):
+            _, _, headers = await house.post("/generate", {"text": "x"})
+            rank = int(headers["x-kvplane-room"]) % 4
+            body = sent(house.engines["p1"].requests[-1])
+            assert body["routed_dp_rank"] == body["disagg_prefill_dp_rank"] == rank
+            ranks.add(rank)
+        assert len(ranks) > 1
+
+
+async def test_a_unified_worker_serves_alone() -> None:
+    async with gatehouse({"u1": DECODED}, KNOWING) as house:
+        status, _, headers = await house.post("/v1/chat/completions", CHAT)
+        assert status == 200
+        assert "x-kvplane-room" not in headers
+        assert headers["x-kvplane-prefill"] == headers["x-kvplane-decode"] == "u1"
+        assert house.count("not_disaggregated_total", reason="unified worker") == 1
+        assert "bootstrap_room" not in sent(house.engines["u1"].requests[0])
+
+
+async def test_a_stream_reaches_the_client_event_by_event() -> None:
+    gate = asyncio.Event()
+
+    async def decode(call: Call) -> None:
+        await call.request()
+        await call.send(SSE + b"8\r\ndata: 1\n\r\n")
+        await gate.wait()
+        await call.send(b"2\r\n\n\n\r\n0\r\n\r\n")
+
+    async with gatehouse({"p1": PREFILLED, "d1": decode}, KNOWING) as house:
+        body = CHAT | {"stream": True}
+        async with house.session.post(house.url + "/v1/chat/completions", json=body) as found:
+            assert found.content_type == "text/event-stream"
+            assert await found.content.readany() == b"data: 1\n"
+            gate.set()
+            assert await found.content.read() == b"\n\n"
+        await until(lambda: house.idle)
+
+
+async def test_a_stream_that_breaks_ends_with_an_error_event() -> None:
+    async def decode(call: Call) -> None:
+        await call.request()
+        await call.send(SSE + b"9\r\ndata: 1\n\n\r\n")
+
+    async with gatehouse({"p1": PREFILLED, "d1": decode}, KNOWING) as house:
+        status, body, headers = await house.post("/generate", {"text": "x", "stream": True})
+        assert status == 200
+        events = [event for event in body.split(b"\n\n") if event.strip()]
+        error = json.loads(events[-1].strip().removeprefix(b"data: "))["error"]
+        assert events[0] == b"data: 1"
+        assert error["code"] == "decode_failed"
+        assert error["room"] == headers["x-kvplane-room"]
+        assert b"[DONE]" not in body
+        assert len(house.engines["d1"].requests) == 1
+        _, found = await house.get("/rooms?failed=true")
+        assert found["rooms"][0]["room"] == error["room"]
+
+
+async def test_a_failed_prefill_is_a_502_with_the_room_and_decode_is_closed() -> None:
+    failing = replies(answer(b'{"error":{"message":"boom"}}', 500))
+    async with gatehouse({"p1": failing, "d1": hang}, ONCE) as house:
+        status, body, headers = await house.post("/v1/chat/completions", CHAT)
+        error = json.loads(body)["error"]
+        assert (status, error["code"]) == (502, "prefill_failed")
+        assert error["room"] == headers["x-kvplane-room"]
+        assert "boom" in error["message"]
+        assert headers["x-kvplane-prefill"] == "p1"
+        await until(lambda: house.engines["d1"].seen_closed == 1, timeout_s=1)
+        await until(lambda: house.idle)
+
+
+async def test_another_attempt_takes_a_fresh_room_and_leaves_out_the_guilty() -> None:
+    failing = replies(answer(b"{}", 500))
+    scripts: dict[str, Script] = {"p1": failing, "p2": PREFILLED, "d1": DECODED}
+    settings = RouterSettings(prefill_policy="round_robin", retry=RetrySettings(first_wait_s=0.01))
+
+    async def decode(call: Call) -> None:
+        while await call.request():
+            await asyncio.sleep(0.02)
+            await call.send(answer(b"good"))
+
+    scripts["d1"] = decode
+    async with gatehouse(scripts, settings) as house:
+        for number in range(4):
+            status, body, headers = await house.post(
+                "/generate", {"text": "x"}, {"x-request-id": f"r{number}"}
+            )
+            assert (status, body) == (200, b"good")
+            assert headers["x-kvplane-prefill"] == "p2"
+        bodies = [sent(r) for name in ("p1", "p2") for r in house.engines[name].requests]
+        rooms = [body["bootstrap_room"] for body in bodies]
+        assert len(set(rooms)) == len(rooms) > 4
+        attempts = [(await house.get(f"/requests/r{n}"))[1]["attempts"] for n in range(4)]
+        assert any(len(one) == 2 and one[0]["outcome"] == "failed" for one in attempts)
+        assert house.count("retries_total", reason="prefill_failed") >= 1
+        await until(lambda: house.idle)
+
+
+async def test_a_4xx_is_neither_tried_again_nor_held_against_anybody() -> None:
+    body = b'{"object":"error","message":"too hot"}'
+    async with gatehouse({"p1": replies(answer(body, 422)), "d1": hang}, KNOWING) as house:
+        for _ in range(12):
+            status, found, _ = await house.post("/generate", {"text": "x"})
+            assert (status, found) == (422, body)
+        assert len(house.engines["p1"].requests) == 12
+        states = house.gateway.breakers.states(house.gateway.clock.now())
+        assert set(map(str, states.values())) == {"closed"}
+
+
+async def test_only_the_circuit_of_the_guilty_opens() -> None:
+    failing = replies(answer(b"{}", 500))
+    settings = RouterSettings(
+        retry=RetrySettings(retries=0), breaker=BreakerSettings(faults=3, pause_s=30)
+    )
+    async with gatehouse({"p1": failing, "d1": hang}, settings) as house:
+        for _ in range(3):
+            assert (await house.post("/generate", {"text": "x"}))[0] == 502
+        status, body, headers = await house.post("/generate", {"text": "x"})
+        assert status == 503
+        assert json.loads(body)["error"]["code"] == "no_prefill_available"
+        assert int(headers["retry-after"]) >= 29
+        now = house.gateway.clock.now()
+        states = {str(w): str(s) for w, s in house.gateway.breakers.states(now).items()}
+        assert states == {"p1": "open", "d1": "closed"}
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions", "/generate"])
+async def test_an_engine_that_is_down_is_told_at_once(path: str) -> None:
+    async with gatehouse({"p1": hang, "d1": hang}, ONCE) as house:
+        down = house.fleet.target(Worker(Pod("p1")))
+        assert down is not None
+        down.url = f"http://127.0.0.1:{free_port()}"
+        begun = time.monotonic()
+        status, body, _ = await house.post(path, CHAT | {"text": "x"})
+        assert time.monotonic() - begun < 1
+        assert (status, json.loads(body)["error"]["code"]) == (503, "prefill_failed")
+
+
+@pytest.mark.parametrize("moment", ["before", "in stream"])
+async def test_a_client_that_leaves_closes_both_engines_and_frees_all(moment: str) -> None:
+    async def talk(call: Call) -> None:
+        await call.request()
+        await call.send(SSE + b"9\r\ndata: 1\n\n\r\n")
+        await call.closed()
+
+    scripts = {"p1": hang, "d1": hang if moment == "before" else talk}
+    async with gatehouse(scripts, KNOWING) as house:
+        for number in range(5):
+            reader, writer = await asyncio.open_connection(*house.url[7:].split(":"))
+            body = b'{"text":"x","stream":true}'
+            head = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body)
+            writer.write(head + body)
+            if moment == "in stream":
+                await reader.readuntil(b"data: 1")
+            else:
+                await until(lambda n=number: len(house.engines["d1"].requests) == n + 1)  # type: ignore[misc]
+            writer.close()
+            await until(lambda: house.engines["d1"].open == 0, timeout_s=2)
+        await until(lambda: house.idle and house.engines["p1"].open == 0, timeout_s=5)
+        _, found = await house.get("/rooms")
+        assert {room["outcome"] for room in found["rooms"]} == {"client_gone"}
+
+
+async def test_stages_of_both_engines_are_collected_after_the_answer() -> None:
+    def engine(stages: list[str], by: str) -> Script:
+        async def script(call: Call) -> None:
+            while request := await call.request():
+                if request.startswith(b"GET /rooms/"):
+                    told = [
+                        {"stage": s, "outcome": "ok", "duration_s": 0.1, "by": by} for s in stages
+                    ]
+                    await call.send(answer(json.dumps({"stages": told}).encode()))
+                else:
+                    await call.send(answer(b"{}"))
+
+        return script
+
+    scripts = {
+        "p1": engine(["register"], "p1"),
+        "d1": engine(["consume", "verify", "connect", "resolve-rank", "resolve-topology"], "d1"),
+    }
+    facts = {name: {"engine": "kvplane"} for name in scripts}
+    async with gatehouse(scripts, KNOWING, facts=facts) as house:
+        _, _, headers = await house.post("/v1/chat/completions", CHAT)
+        _, found = await house.get(f"/rooms/{headers['x-kvplane-room']}")
+        assert [stage["stage"] for stage in found["stages"]] == [
+            "register",
+            "resolve-topology",
+            "resolve-rank",
+            "connect",
+            "verify",
+            "consume",
+        ]
+        assert found["collected"]
+        assert {stage["by"] for stage in found["stages"]} == {"p1", "d1"}
+
+
+async def test_a_worker_added_at_runtime_serves() -> None:
+    async with gatehouse({"p1": PREFILLED, "d1": DECODED}, KNOWING) as house:
+        house.fleet.down(Pod("d1"))
+        status, body, _ = await house.post("/generate", {"text": "x"})
+        assert (status, json.loads(body)["error"]["code"]) == (503, "no_decode_available")
+        house.fleet.up(worker("d9", house.engines["d1"].url, Role.DECODE))
+        status, _, headers = await house.post("/generate", {"text": "x"})
+        assert (status, headers["x-kvplane-decode"]) == (200, "d9")
