@@ -256,8 +256,8 @@ async def test_cancelling_at_any_moment_leaves_nothing_behind(rig) -> None:
     for turns in range(60):
         room = 200 + turns
         tasks = [
-            asyncio.create_task(rig.pull(room, PAGES)),
-            asyncio.create_task(rig.deliver(room, SOURCES)),
+            asyncio.create_task(rig.pull(room, PAGES, deadline_s=0.2)),
+            asyncio.create_task(rig.deliver(room, SOURCES, deadline_s=0.2)),
         ]
         for _ in range(turns):
             await asyncio.sleep(0)
