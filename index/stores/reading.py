@@ -98,9 +98,9 @@ class Reader:
             if not answer:
                 await self._check(after, marks)
                 continue
-            for key, entries in answer.items() if isinstance(answer, dict) else answer:
+            for key, entries in _by_stream(answer):
                 shard = self._tags.index(key.decode().removesuffix(":x"))
-                for at, fields in _flat(entries):
+                for at, fields in entries:
                     mark = Mark(at.decode(), int(fields[b"n"]))
                     if mark.number != marks[shard].number + 1:
                         raise CursorGone(write(marks), f"entry {mark.number} follows it")
@@ -116,13 +116,11 @@ class Reader:
                 raise CursorGone(after, f"the stream ends at entry {newest.number}")
 
 
-def _flat(entries: Any) -> Any:
-    """redis-py wraps entries in one more list under RESP3."""
-    if entries and isinstance(entries[0], list) and entries[0] and len(entries) == 1:
-        inner = entries[0]
-        if isinstance(inner[0], tuple | list):
-            return inner
-    return entries
+def _by_stream(answer: Any) -> list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]:
+    """RESP3 answers with a dict and wraps entries in one more list than RESP2."""
+    if isinstance(answer, dict):
+        return [(key, wrapped[0]) for key, wrapped in answer.items()]
+    return [(key, entries) for key, entries in answer]
 
 
 def _entry(cursor: Cursor, mark: Mark, fields: dict[bytes, bytes]) -> Entry:
