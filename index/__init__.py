@@ -5,6 +5,7 @@ follower move bytes; api and client speak HTTP. Knows neither engines nor reques
 """
 
 from .errors import BadValue, CursorGone, IndexFault, IndexRefused, ShardsFixed, StoreDown
+from .follower import Follower
 from .hashing import Tokens, chain, extend, from_hex, pack, seed, to_hex
 from .metrics import IndexMetrics, ViewCollector
 from .ranking import Held, rank
@@ -36,6 +37,7 @@ __all__ = [
     "CursorGone",
     "Entry",
     "Facts",
+    "Follower",
     "GapRefused",
     "Held",
     "IndexFault",
