@@ -1,0 +1,160 @@
+"""Errors: what can go wrong between a rank, its directory and who asks it.
+
+Pure. One class per thing a caller can do about it; `stage` says which step of a room it broke, and
+`str()` is the sentence that ends up in the ledger. Foreign exceptions become these in client.py.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from kvplane.vocabulary import Generation, Stage
+
+MOST_SHOWN = 100  # characters of a foreign value that are repeated in a sentence
+
+
+class BootstrapError(Exception):
+    """Base of everything bootstrap/ raises on purpose."""
+
+    stage: Stage = Stage.RESOLVE_TOPOLOGY
+
+
+@dataclass(eq=False)
+class BadAddress(BootstrapError):
+    """A text that names no host and port; a configuration error, trying again is useless."""
+
+    text: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"address {self.text[:MOST_SHOWN]!r}: {self.why}"
+
+
+@dataclass(eq=False)
+class BadInput(BootstrapError):
+    """A request to a directory that cannot be meant; names the field. The caller must change it."""
+
+    field: str
+    value: Any
+    want: str
+    stage: Stage = Stage.REGISTER
+
+    def __str__(self) -> str:
+        shown = repr(self.value)
+        if len(shown) > MOST_SHOWN:
+            shown = shown[:MOST_SHOWN] + "..."
+        return f"{self.field} {shown}: must be {self.want}"
+
+
+class BadRegistration(BadInput):
+    """A registration that cannot be meant; the table is unchanged."""
+
+
+@dataclass(eq=False)
+class Inconsistent(BootstrapError):
+    """A rank that cannot belong to the instance that is registering; the table is unchanged."""
+
+    text: str  # exactly as SGLang words it
+    stage: Stage = Stage.REGISTER
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(eq=False)
+class LateLife(BootstrapError):
+    """A rank of a life that has been replaced; it must not put its addresses back."""
+
+    sent: Generation
+    current: Generation
+    stage: Stage = Stage.REGISTER
+
+    def __str__(self) -> str:
+        return f"generation {self.sent} was replaced by {self.current}"
+
+
+@dataclass(eq=False)
+class NoDirectory(BootstrapError):
+    """Nobody listens at the address, so no rank can have registered there."""
+
+    address: str
+    why: str
+    stage: Stage = Stage.REGISTER
+
+    def __str__(self) -> str:
+        return f"no bootstrap server at {self.address}: {self.why}"
+
+
+@dataclass(eq=False)
+class Silent(BootstrapError):
+    """The directory accepted or swallowed the call and did not answer in time."""
+
+    address: str
+    waited_s: float
+    stage: Stage = Stage.RESOLVE_TOPOLOGY
+
+    def __str__(self) -> str:
+        return f"bootstrap server {self.address}: no answer within {self.waited_s:.1f} s"
+
+
+@dataclass(eq=False)
+class NotRegistered(BootstrapError):
+    """The directory is up but ranks are missing."""
+
+    address: str
+    text: str  # as the server counts them
+    stage: Stage = Stage.REGISTER
+
+    def __str__(self) -> str:
+        return f"bootstrap server {self.address}: {self.text}"
+
+
+@dataclass(eq=False)
+class RankUnknown(BootstrapError):
+    """The table is complete and holds no such rank: the two sides disagree about sizes."""
+
+    address: str
+    text: str
+    stage: Stage = Stage.RESOLVE_RANK
+
+    def __str__(self) -> str:
+        return f"bootstrap server {self.address}: {self.text}"
+
+
+@dataclass(eq=False)
+class Refused(BootstrapError):
+    """The directory understood the call and said no; the same call will fail again."""
+
+    address: str
+    status: int
+    text: str
+    stage: Stage = Stage.REGISTER
+
+    def __str__(self) -> str:
+        return f"bootstrap server {self.address} refused ({self.status}): {self.text}"
+
+
+@dataclass(eq=False)
+class BadAnswer(BootstrapError):
+    """Something answers there that is no bootstrap server, or a broken one."""
+
+    address: str
+    why: str
+    stage: Stage = Stage.RESOLVE_TOPOLOGY
+
+    def __str__(self) -> str:
+        return f"{self.address} does not answer like a bootstrap server: {self.why}"
+
+
+@dataclass(eq=False)
+class NewLife(BootstrapError):
+    """The instance behind the address was replaced since its topology was read: read it again."""
+
+    address: str
+    expected: Generation | None
+    received: Generation | None
+    stage: Stage = Stage.RESOLVE_RANK
+
+    def __str__(self) -> str:
+        return f"instance at {self.address} is now {self.received}, was {self.expected}"

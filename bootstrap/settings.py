@@ -1,0 +1,52 @@
+"""Bootstrap settings: how long we wait for a directory, what it remembers, what it accepts.
+
+Pure. Filled by wiring.py from flags and environment. Open it to change a default or its reason.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class DirectorySettings:
+    """The server's side."""
+
+    doubt_s: float = 60.0  # addresses beside a re-registered one are withheld this long: an
+    # instance that came back has registered all its ranks by then (SGLang tries for 40 s at most)
+    room_ttl_s: float = 240.0  # as long as SGLang keeps a room at most (two sweeps of 120 s)
+    most_rooms: int = 300_000  # then the oldest goes: 240 s of 1250 rooms per second, some 60 MB
+    most_body_bytes: int = 1024 * 1024  # of one request, as SGLang's framework has it
+    body_s: float = 10.0  # for the whole body to arrive; ranks send half a kilobyte
+
+
+@dataclass(frozen=True, slots=True)
+class ResolverSettings:
+    """The asking side."""
+
+    topology_s: float = 3.0  # one GET of the topology; a living directory needs milliseconds
+    rank_s: float = 3.0  # one GET of a rank or one question about rooms
+    fresh_s: float = 0.5  # answers are reused this long; an engine needs longer to come back
+    first_wait_s: float = 0.25  # an address that failed is not asked again before this
+    most_wait_s: float = 5.0  # the wait doubles up to this
+    most_addresses: int = 4096  # remembered; the least recently used is forgotten
+
+
+@dataclass(frozen=True, slots=True)
+class ClientSettings:
+    """One call to a directory, and a rank that registers."""
+
+    call_s: float = 5.0  # where the caller gives no deadline, as SGLang waits
+    most_answer_bytes: int = 1024 * 1024  # of one answer
+    first_wait_s: float = 0.2  # before a second try to register: the directory may be starting
+    most_wait_s: float = 5.0  # the wait doubles up to this
+    register_s: float = 120.0  # all tries together; a node may come up much later than its ranks
+
+
+@dataclass(frozen=True, slots=True)
+class BootstrapSettings:
+    """All of bootstrap/."""
+
+    directory: DirectorySettings = DirectorySettings()
+    resolver: ResolverSettings = ResolverSettings()
+    client: ClientSettings = ClientSettings()
