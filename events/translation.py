@@ -35,6 +35,12 @@ from kvplane.vocabulary import (
 from .dialects.base import AllCleared, BlocksRemoved, BlocksStored, EngineEvent
 
 AT = {tier: position for position, tier in enumerate(TIERS)}
+ONE = {  # copies of a row that was just made
+    Tier.GPU: (1, 0, 0, 0),
+    Tier.CPU: (0, 1, 0, 0),
+    Tier.DISK: (0, 0, 1, 0),
+    Tier.REMOTE: (0, 0, 0, 1),
+}
 PAIRED = "speculative decoding: the last block of a prefix may not be usable"
 HYBRID = "hybrid attention: other groups than full attention may not hold the prefix"
 LEFT_OUT = (  # closed set of reasons; labels of a counter
@@ -164,16 +170,18 @@ class Translator:
         report = event.parent is None and self._held(keys[0], blocks[0], event.tier)
         run: list[BlockHash] = []
         for key, block in zip(keys[:usable], blocks[:usable], strict=True):
-            if self._held(key, block, event.tier):
+            row = self.table.get(key)
+            if row is not None and row.block == block and row.copies[AT[event.tier]]:
                 if self._copies and not report:
                     self._count(key, event.tier, 1, out)
                 self._tell(run, event, parent, out)
                 run, parent = [], block
                 continue
-            above = run[-1] if run else parent
-            if key not in self.table or self.table[key].block != block:
-                self._replace(key, Row(block, above, (0, 0, 0, 0), event.block_size), out)
-            self._count(key, event.tier, 1, out)
+            if row is not None and row.block == block:
+                self._count(key, event.tier, 1, out)
+            else:
+                above = run[-1] if run else parent
+                self._new(key, Row(block, above, ONE[event.tier], event.block_size), row, out)
             run.append(block)
         self._tell(run, event, parent, out)
         if event.paired:
@@ -218,21 +226,21 @@ class Translator:
         copies = list(row.copies)
         copies[AT[tier]] += step
         if any(copies):
-            row = replace(row, copies=(copies[0], copies[1], copies[2], copies[3]))
+            gpu, cpu, disk, remote = copies
+            row = Row(row.block, row.parent, (gpu, cpu, disk, remote), row.block_size)
             self.table[key] = out.rows[key] = row
         else:
             del self.table[key]
             out.rows[key] = None
         return copies[AT[tier]]
 
-    def _replace(self, key: bytes, row: Row, out: Translation) -> None:
+    def _new(self, key: bytes, row: Row, old: Row | None, out: Translation) -> None:
         """A fresh row; where the engine reused a name for other content, the old block is gone."""
-        old = self.table.get(key)
         if old is not None:
             for tier in TIERS:
                 if old.copies[AT[tier]]:
                     self._gone(old.block, tier, out)
-        self.table[key] = row
+        self.table[key] = out.rows[key] = row
 
     def _gone(self, block: BlockHash, tier: Tier, out: Translation) -> None:
         out.gone(Removed(self.worker, self.epoch, tier, (block,)))

@@ -11,6 +11,7 @@ subscriber.py. Open it to change how batches are gathered or what a refusal lead
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -188,6 +189,7 @@ class Writer:
         outcome = await self._patiently(lambda: self._store.apply(batch))
         ts = self._ts
         self._empty(self._translator)
+        await asyncio.sleep(0)  # a long replay lets requests through between two batches
         self._settle(outcome, batch)
         if ts:
             self._metrics.lag.observe(max(0.0, self._clock.wall() - ts))

@@ -84,6 +84,9 @@ def split_extra(
     """
     salt = ""
     rest: list[tuple[str, ...]] = []
+    keys = tuple(keys)
+    if not any(keys):
+        return "", ()
     for position, entry in enumerate(keys):
         items = list(entry or ())
         if adapter and items and items[0] == adapter:

@@ -48,7 +48,7 @@ class Publisher:
     `buffer`: what replay can give back. `questions`: what was asked, in order.
     """
 
-    ports: tuple[int, int] = field(default_factory=lambda: tuple(free_ports(2)))  # type: ignore[arg-type,return-value]
+    ports: tuple[int, int] = field(default_factory=lambda: tuple(free_ports(2)))
     topic: bytes = b"kv@p0@m"
     replay_topic: bool = True  # four frames in an answer; before vLLM 0.26 three
     with_replay: bool = True
