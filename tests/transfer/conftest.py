@@ -227,5 +227,11 @@ async def make_rig() -> AsyncIterator[MakeRig]:
 
 
 @pytest.fixture
+def new_maker() -> type[MakeRig]:
+    """For a test that brings its own event loop and closes what it made."""
+    return MakeRig
+
+
+@pytest.fixture
 async def rig(make_rig: MakeRig) -> Rig:
     return await make_rig()

@@ -190,8 +190,7 @@ class TcpBackend:
 async def _ended(job: Future[None]) -> None:
     """Until the thread let go of the pages; bounded, for its socket is cut."""
     waiter = asyncio.wrap_future(job)
-    while not job.done():
+    while not waiter.done():
         with suppress(asyncio.CancelledError):  # the caller is being cancelled and re-raises
             await asyncio.wait([waiter])
-    with suppress(BaseException):
-        waiter.exception()
+    waiter.exception()  # looked at: whatever it is, the caller has a better reason

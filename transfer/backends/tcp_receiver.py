@@ -146,11 +146,9 @@ class Receiver:
             log.exception("accept failed action=wait")
             time.sleep(0.05)  # out of descriptors: never spin
             return
-        unknown = sum(waiting.landing is None for waiting in self._waiting.values())
-        if unknown >= self._settings.most_handshakes:
-            self._metrics.refused.labels("data", "too many").inc()
-            close(sock)
-            return
+        unknown = [waiting for waiting in self._waiting.values() if waiting.landing is None]
+        if len(unknown) >= self._settings.most_handshakes:
+            self._give_up(unknown[0])  # the oldest: who knows a session sends its head at once
         with suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._watch(_Waiting(sock, time.monotonic() + self._settings.hello_s))
