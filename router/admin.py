@@ -9,7 +9,6 @@ models, liveness here; /workers is in admin_workers.py. Open it to add an admin 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request, Response
@@ -20,21 +19,20 @@ from starlette.exceptions import HTTPException
 from kvplane.vocabulary import MAX_ROOM, Role, Room
 
 from .admin_workers import Declare, WorkerDesk, worker_routes
+from .diagnosis import report
 from .engines import ask_engine, ask_models
 from .errors import GatewayError
 from .gateway import Gateway
 
 SETTLE_S = 1.0  # a reader of evidence waits this long for what is still being collected
 MOST_LISTED = 1000
-
-Diagnose = Callable[[], Any]  # the whole plane's diagnosis, ready for JSON
+MOST_DIAGNOSED = 20  # failed rooms
 
 
 def admin_app(
     gateway: Gateway,
     desk: WorkerDesk | None = None,
     declare: Declare | None = None,
-    diagnose: Diagnose | None = None,
 ) -> FastAPI:
     """The app. Without a desk the fleet cannot be changed at runtime: POST /workers is refused."""
     app = FastAPI(title="kvplane", description="Admin and query routes of the gateway.")
@@ -44,14 +42,7 @@ def admin_app(
     _life(app, gateway)
     _models(app, gateway)
     _evidence(app, gateway)
-    if diagnose is not None:
-        told = diagnose
-
-        @app.get("/diagnosis", tags=["evidence"])
-        async def diagnosis() -> Any:
-            """What is wrong: one sentence, one culprit, one next step for each finding."""
-            return told()
-
+    _diagnosis(app, gateway, desk)
     app.include_router(worker_routes(gateway, desk, declare))
     return app
 
@@ -131,6 +122,20 @@ def _evidence(app: FastAPI, gateway: Gateway) -> None:
                 "not_found", f"request {request_id!r} is not known, or no longer", "request_id"
             )
         return found
+
+
+def _diagnosis(app: FastAPI, gateway: Gateway, desk: WorkerDesk | None) -> None:
+    @app.get("/diagnosis", tags=["evidence"])
+    async def diagnosis() -> dict[str, Any]:
+        """What is wrong: one sentence, one culprit, one next step for each finding."""
+        return report(
+            gateway.fleet,
+            gateway.breakers,
+            gateway.clock.now(),
+            gateway.view.known,
+            desk.waiting() if desk is not None else (),
+            gateway.ledger.rooms(MOST_DIAGNOSED, failed=True),
+        )
 
 
 def _room(text: str) -> Room:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from kvplane.runtime import cancel
-from kvplane.vocabulary import Room, Stage
+from kvplane.vocabulary import Room, Stage, StageRecord
 
 from .dispatch import Attempt, finish_prefill
 from .evidence import Ledger, Meeting, stage_records
@@ -56,10 +56,11 @@ class Aftermath:
         legs: Legs,
         ledger: Ledger,
         on_cached: Callable[[Meeting], None] = lambda meeting: None,
+        on_stage: Callable[[StageRecord], None] = lambda record: None,
         on_dropped: Callable[[], None] = lambda: None,
     ) -> None:
         self._legs, self._ledger = legs, ledger
-        self._on_cached, self._on_dropped = on_cached, on_dropped
+        self._on_cached, self._on_stage, self._on_dropped = on_cached, on_stage, on_dropped
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def start(self) -> None:
@@ -139,4 +140,5 @@ class Aftermath:
             leg.abort()
         if isinstance(told, dict):
             for record in stage_records(room, told.get("stages"), str(target.worker)):
-                self._ledger.record(record)
+                if self._ledger.record(record):
+                    self._on_stage(record)

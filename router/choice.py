@@ -17,6 +17,7 @@ from kvplane.vocabulary import Knowledge, Namespace, Role, Worker
 from .breaker import Breakers
 from .errors import GatewayError
 from .fleet import Fleet, Target
+from .handoffs import HANDOFFS
 from .pairing import Compatible, NoPair, pair
 from .policies import POLICIES, Candidate, Need
 from .prompts import Prompt
@@ -105,6 +106,9 @@ class Chooser:
         met = pair(ordered, POLICIES[self._settings.decode_policy](seconds, need), self._compatible)
         if isinstance(met, NoPair):
             raise GatewayError(met.code, met.reason)
+        if (engine := met.prefill.target.up.engine) not in HANDOFFS:
+            known = ", ".join(sorted(HANDOFFS))
+            raise GatewayError("no_compatible_pair", f"no hand-off for {engine}; known: {known}")
         return self._made(met.prefill.target, met.decode.target, depths, len(tried), prompt)
 
     def _selectable(self, model: str) -> tuple[Sequence[Target], Sequence[Target]]:

@@ -20,7 +20,7 @@ from typing import Protocol
 from kvplane.bootstrap import compatible
 from kvplane.index import View
 from kvplane.runtime import Clock, SystemClock
-from kvplane.vocabulary import Worker
+from kvplane.vocabulary import StageRecord, Worker
 
 from . import facts
 from .aftermath import Aftermath
@@ -64,9 +64,10 @@ class Gateway:
         chance: Callable[[], float] = random.random,
     ) -> None:
         self.settings, self.clock = settings or RouterSettings(), clock or SystemClock()
-        self.fleet, self.ledger, self.metrics, self.legs = fleet, ledger, metrics, legs
+        self.view, self.fleet, self.ledger = view, fleet, ledger
+        self.metrics, self.legs = metrics, legs
         self.breakers = breakers or Breakers(self.settings.breaker)
-        self.aftermath = Aftermath(legs, ledger, self._book_cached)
+        self.aftermath = Aftermath(legs, ledger, self._book_cached, self._book_stage)
         self._prompts, self._follower, self._chance = prompts, follower, chance
         self._budget = Budget(self.settings.retry)
         self._chooser = Chooser(
@@ -168,6 +169,9 @@ class Gateway:
         if self._follower is not None and not self._follower.ready.is_set():
             return "the index is still being read"
         return ""
+
+    def _book_stage(self, record: StageRecord) -> None:
+        self.metrics.stage_s.labels(record.stage, record.outcome).observe(record.duration_s)
 
     def _book_cached(self, meeting: Meeting) -> None:
         """Predicted against actual, where both are known."""

@@ -172,6 +172,14 @@ async def test_models_keep_what_their_engine_says() -> None:
         assert (await house.get("/server_info"))[0] == 503
 
 
+async def test_the_diagnosis_names_what_keeps_requests_from_being_served() -> None:
+    async with gatehouse({"p1": GOOD}, SETTINGS) as house:
+        status, found = await house.get("/diagnosis")
+        assert status == 200
+        assert found["blocked"]
+        assert any(one["culprit"] == "decode pool" for one in found["findings"])
+
+
 @pytest.mark.parametrize("room", ["0", "-1", "x", "9223372036854775808", "1" * 400, "٣"])
 async def test_a_room_that_cannot_be_is_a_400(room: str) -> None:
     async with gatehouse({}, SETTINGS) as house:

@@ -1,0 +1,72 @@
+"""Router: ASK where a request goes, and take it there.
+
+Door to the package: the few names others may use. gateway.py is the life of a request; fleet,
+policies, pairing, breaker and retry decide; legs and dispatch carry; evidence remembers.
+"""
+
+from .admin import admin_app
+from .admin_workers import WorkerDesk, worker_id
+from .api import Api
+from .breaker import Breakers
+from .choice import Choice, Chooser
+from .discovery import DISCOVERIES, Discovery, ProbeFailed, Static, Waiting, probe
+from .errors import GatewayError
+from .evidence import Ledger, Meeting
+from .fleet import Booking, Fleet, Target
+from .gateway import Gateway
+from .handoffs import HANDOFFS
+from .legs import Legs
+from .legs_errors import LegError
+from .legs_settings import LegSettings
+from .metrics import RouterMetrics
+from .policies import POLICIES, Candidate, Need
+from .prompts import Prompt, Prompts
+from .request import Ask
+from .settings import (
+    BreakerSettings,
+    FleetSettings,
+    ProbeSettings,
+    PromptSettings,
+    RetrySettings,
+    RouterSettings,
+)
+
+__all__ = [
+    "DISCOVERIES",
+    "HANDOFFS",
+    "POLICIES",
+    "Api",
+    "Ask",
+    "Booking",
+    "BreakerSettings",
+    "Breakers",
+    "Candidate",
+    "Choice",
+    "Chooser",
+    "Discovery",
+    "Fleet",
+    "FleetSettings",
+    "Gateway",
+    "GatewayError",
+    "Ledger",
+    "LegError",
+    "LegSettings",
+    "Legs",
+    "Meeting",
+    "Need",
+    "ProbeFailed",
+    "ProbeSettings",
+    "Prompt",
+    "PromptSettings",
+    "Prompts",
+    "RetrySettings",
+    "RouterMetrics",
+    "RouterSettings",
+    "Static",
+    "Target",
+    "Waiting",
+    "WorkerDesk",
+    "admin_app",
+    "probe",
+    "worker_id",
+]

@@ -1,0 +1,181 @@
+"""Choice: who serves, what it holds, and how far that is known."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from kvplane.index import View, chain
+from kvplane.router.breaker import Breakers, Outcome
+from kvplane.router.choice import Choice, Chooser
+from kvplane.router.errors import GatewayError
+from kvplane.router.fleet import Fleet
+from kvplane.router.prompts import Prompt
+from kvplane.router.request import parse
+from kvplane.router.settings import BreakerSettings, RouterSettings
+from kvplane.vocabulary import (
+    Epoch,
+    Knowledge,
+    Known,
+    Namespace,
+    Pod,
+    Role,
+    Stored,
+    Tier,
+    Worker,
+    WorkerUp,
+)
+
+TOKENS = list(range(100))
+P1, P2, D1 = Worker(Pod("p1")), Worker(Pod("p2")), Worker(Pod("d1"))
+
+
+class House:
+    """A fleet, a view, and a chooser over them."""
+
+    def __init__(self, **facts: Any) -> None:
+        self.view, self.fleet = View(), Fleet()
+        self.breakers = Breakers(BreakerSettings(faults=1))
+        self.blind = ""
+        self.differences: tuple[str, ...] = ()
+        for name in ("p1", "p2"):
+            self.up(name, Role.PREFILL, **facts)
+        self.up("d1", Role.DECODE)
+        self.chooser = Chooser(
+            self.view,
+            self.fleet,
+            self.breakers,
+            RouterSettings(),
+            lambda one, other: self.differences,
+            lambda: 0.5,
+            lambda: self.blind,
+        )
+
+    def up(self, name: str, role: Role, **facts: Any) -> None:
+        known = {"model": "tiny", "block_size": 16, "events": ("tcp://x:1",)} | facts
+        self.fleet.up(WorkerUp(pod=Pod(name), url=f"http://{name}:1", role=role, **known))
+
+    def store(self, worker: Worker, blocks: int, size: int = 16, tokens: Any = TOKENS) -> None:
+        hashes = chain(tokens, Namespace("tiny", size)).blocks[:blocks]
+        self.view.apply(Stored(worker, Epoch(1), Tier.GPU, None, hashes, size))
+        self.view.apply(Known(worker, Epoch(1), Knowledge.EXACT, "", 0.0))
+
+    def choose(self, *prompts: list[int], **more: Any) -> Choice:
+        ask = parse("/generate", b'{"text":"x"}', "id")
+        prompt = more.pop("prompt", None) or Prompt(tuple(prompts) or (TOKENS,))
+        return self.chooser.choose(ask, prompt, 0.0, **more)
+
+
+def test_the_deepest_prefix_wins_and_its_depth_is_told() -> None:
+    house = House()
+    house.store(P1, 2)
+    house.store(P2, 5)
+    choice = house.choose()
+    assert choice.holder.worker == P2
+    assert (choice.depth.blocks, choice.depth.asked, choice.depth.tokens) == (5, 6, 80)
+    assert choice.depth.predicted == 80
+    assert (choice.knowledge, choice.reason) == (Knowledge.EXACT, "")
+
+
+def test_a_prompt_held_whole_is_predicted_without_its_last_block() -> None:
+    house = House()
+    tokens = TOKENS[:96]
+    house.store(P1, 6, tokens=tokens)
+    choice = house.choose(tokens)
+    assert (choice.depth.tokens, choice.depth.predicted) == (96, 80)
+
+
+def test_block_sizes_may_differ_between_workers() -> None:
+    house = House(block_size=None)
+    house.store(P1, 1, size=64)
+    house.store(P2, 3, size=16)
+    choice = house.choose()
+    assert (choice.holder.worker, choice.depth.tokens, choice.depth.blocks) == (P1, 64, 1)
+
+
+def test_depths_of_a_list_of_prompts_add_up() -> None:
+    house = House()
+    house.store(P1, 6)
+    house.store(P2, 2)
+    choice = house.choose(TOKENS, TOKENS[:40], [7] * 33)
+    assert choice.holder.worker == P1
+    assert (choice.depth.blocks, choice.depth.asked) == (6 + 2, 6 + 2 + 2)
+    assert choice.depth.predicted == 96 + 32
+
+
+@pytest.mark.parametrize(
+    ("state", "reason"), [(Knowledge.PARTIAL, "gap open"), (Knowledge.DARK, "silent")]
+)
+def test_what_ingest_wrote_is_passed_on(state: Knowledge, reason: str) -> None:
+    house = House()
+    house.store(P1, 6)
+    house.view.apply(Known(P1, Epoch(1), state, reason, 0.0))
+    choice = house.choose()
+    assert (choice.knowledge, choice.reason) == (state, reason)
+    assert choice.depth.blocks == 6
+
+
+def test_the_gateways_own_checks_can_only_make_it_worse() -> None:
+    house = House()
+    house.store(P1, 6)
+    house.blind = "the index is still being read"
+    assert house.choose().knowledge is Knowledge.DARK
+    assert house.choose().reason == "the index is still being read"
+    house.blind = ""
+    dark = house.choose(prompt=Prompt(None, "slow"))
+    assert (dark.knowledge, dark.reason) == (Knowledge.DARK, "tokenising took too long")
+    assert dark.depth.blocks == 0
+
+
+def test_no_events_are_off_and_an_unheard_worker_is_dark() -> None:
+    assert House(events=()).choose().knowledge is Knowledge.OFF
+    assert House().choose().knowledge is Knowledge.DARK
+
+
+def test_the_guilty_are_left_out_while_others_can_serve() -> None:
+    house = House()
+    house.store(P1, 6)
+    assert house.choose(without=(P1,)).holder.worker == P2
+    assert house.choose(without=(P1, P2)).holder.worker == P1
+    assert house.choose(without=(D1,)).decode.worker == D1
+
+
+def test_an_open_circuit_is_passed_by_and_all_open_say_when_to_come_back() -> None:
+    house = House()
+    for worker in (P1, P2):
+        ticket = house.breakers.of(worker).admit(0.0)
+        assert ticket is not None
+        house.breakers.of(worker).book(ticket, Outcome.FAULT, 0.0)
+        if worker == P1:
+            assert house.choose().holder.worker == P2
+    with pytest.raises(GatewayError, match="no_prefill_available") as caught:
+        house.choose()
+    assert caught.value.retry_after == "60"
+
+
+def test_a_pair_that_does_not_fit_is_named() -> None:
+    house = House()
+    house.differences = ("page_size: 16 against 64",)
+    with pytest.raises(GatewayError, match="page_size: 16 against 64") as caught:
+        house.choose()
+    assert (caught.value.code, caught.value.status) == ("no_compatible_pair", 503)
+
+
+def test_an_engine_without_a_hand_off_is_no_pair() -> None:
+    house = House(engine="vllm")
+    house.up("d1", Role.DECODE, engine="vllm")
+    with pytest.raises(GatewayError, match="vllm"):
+        house.choose()
+
+
+def test_a_unified_worker_serves_where_there_is_no_pair() -> None:
+    house = House()
+    house.up("u1", Role.BOTH)
+    assert house.choose().prefill is not None
+    house.fleet.down(Pod("d1"))
+    choice = house.choose()
+    assert (choice.prefill, choice.decode.worker) == (None, Worker(Pod("u1")))
+    house.fleet.down(Pod("u1"))
+    with pytest.raises(GatewayError, match="no_decode_available"):
+        house.choose()
