@@ -177,7 +177,11 @@ class Cache:
 
     def name(self, block: Block) -> int:
         """A block's hash as our events show it."""
-        return published(block.digest, self._form)
+        return self.name_of(block.digest)
+
+    def name_of(self, name: bytes) -> int:
+        """The same for a digest."""
+        return published(name, self._form)
 
     @property
     def at_work(self) -> int:

@@ -206,7 +206,8 @@ def _by_head(x: F32, heads: int) -> F32:
 def _normed(x: F32) -> F32:
     """RMSNorm without a learnt scale; a zero row stays zero."""
     mean: F32 = np.mean(x * x, -1, keepdims=True)
-    return x / np.sqrt(mean + np.float32(1e-5))
+    normed: F32 = x / np.sqrt(mean + np.float32(1e-5))
+    return normed
 
 
 def _rope_table(positions: int, head_dim: int) -> tuple[F32, F32]:

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 from collections import deque
 from collections.abc import Sequence
 
@@ -30,6 +31,7 @@ log = logging.getLogger(__name__)
 TOPIC = b""
 END = b"\xff" * 8
 HIGH_WATER = 100_000  # messages kept per slow subscriber, then dropped, as vLLM does
+TRIES = 64  # to find neighbouring free ports
 
 
 class Publisher:
@@ -52,7 +54,7 @@ class Publisher:
         """Bind both sockets; port 0 = a free one. Raises PortTaken."""
         self._context = context = zmq.asyncio.Context()
         try:
-            self._live = zmq.Context.shadow(context.underlying).socket(zmq.PUB)
+            self._live: zmq.Socket[bytes] = zmq.Context.shadow(context.underlying).socket(zmq.PUB)
             self._live.setsockopt(zmq.SNDHWM, HIGH_WATER)
             self.port = _bind(self._live, host, port)
             self._replay = context.socket(zmq.ROUTER)
@@ -101,14 +103,30 @@ class Publisher:
             self._metrics.replays.labels("served").inc()
 
 
-def _bind(socket: zmq.Socket[bytes] | zmq.asyncio.Socket, host: str, port: int) -> int:
+def free_range(host: str, count: int) -> int:
+    """The first of `count` neighbouring ports that are free right now. Raises PortTaken."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    for _ in range(TRIES):
+        with contextlib.ExitStack() as held:
+            try:
+                first = 0
+                for number in range(count):
+                    probe = held.enter_context(socket.socket(family, socket.SOCK_STREAM))
+                    probe.bind((host, first + number if first else 0))
+                    first = first or int(probe.getsockname()[1])
+                return first
+            except (OSError, OverflowError):  # taken, or past the last port
+                continue
+    raise PortTaken(f"no {count} neighbouring free ports on {host}")
+
+
+def _bind(endpoint: zmq.Socket[bytes] | zmq.asyncio.Socket, host: str, port: int) -> int:
     """Bind and say which port it became."""
-    socket.setsockopt(zmq.IPV6, 1 if ":" in host else 0)
+    endpoint.setsockopt(zmq.IPV6, 1 if ":" in host else 0)
     place = f"[{host}]" if ":" in host else host
     address = f"tcp://{place}:{port or '*'}"
     try:
-        socket.bind(address)
+        endpoint.bind(address)
     except zmq.ZMQError as error:
         raise PortTaken(f"events cannot be published at {address}: {error}") from error
-    endpoint = socket.getsockopt_string(zmq.LAST_ENDPOINT)
-    return int(endpoint.rpartition(":")[2])
+    return int(endpoint.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])

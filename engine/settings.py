@@ -23,7 +23,7 @@ class EngineSettings:
     advertise_host: str | None = None  # what peers dial; None = host, loopback for a wildcard
     bootstrap_host: str | None = None  # prefill: where its rank directory listens; None = host
     bootstrap_port: int = 8998
-    events_port: int = 5557  # of dp rank 0, rank r is r higher; 0 = any free ones
+    events_port: int = 5557  # of dp rank 0, rank r is r higher; 0 = free ones
     replay_port: int = 5657  # the same; apart from events by more than any dp
     event_form: str = "vllm"  # whose form events have: vllm | sglang
     blocks: int = 512  # pages of each dp rank; 4 KiB each, so 2 MiB

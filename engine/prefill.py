@@ -1,0 +1,106 @@
+"""Prefill: compute a prompt and hand its pages to the decode of its room.
+
+Edge. Role of an engine over transfer/ (Offers); api.py's leg is answered when the decode agreed.
+Open it to change what a prefill does for a room.
+
+    register ok? -> lease -> fill -> deliver(pages, first token) -> verdict -> one token, leg ends
+        any failure: the decode is told at once (offers.fail), the leg fails with stage and reason
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from kvplane.runtime import Clock
+from kvplane.transfer import Metadata, TransferError
+from kvplane.vocabulary import Room, Stage, StageRecord
+
+from .body import Ask
+from .errors import BadRequest, CutConnection, EngineError, RoomFailed
+from .faults import Faults
+from .pieces import Written
+from .registration import Registered
+from .sequence import Emit, Sequences, pages_of_prompt
+from .settings import EngineSettings
+from .unit import Unit
+
+
+class Prefill:
+    """One per engine of role prefill."""
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        sequences: Sequences,
+        faults: Faults,
+        registered: Callable[[int], Registered],
+        record: Callable[[StageRecord], None],
+        clock: Clock,
+        decode: Callable[[Sequence[int]], str],
+    ) -> None:
+        self._settings, self._sequences, self._faults = settings, sequences, faults
+        self._registered, self._record, self._clock = registered, record, clock
+        self._decode = decode
+
+    async def run(self, unit: Unit, ask: Ask, emit: Emit) -> None:
+        """One room. Raises RoomFailed, Overloaded, BadRequest."""
+        room, offers = ask.room, unit.offers
+        assert room is not None and offers is not None, "a prefill has rooms and offers"
+        self._same_rank(unit, ask, room)
+        try:
+            await self._register(unit, room)
+            token, cached = await self._deliver(unit, ask, room)
+        except TransferError as error:
+            raise RoomFailed(room, error.stage, str(error)) from error
+        except asyncio.CancelledError:
+            offers.fail(room, "its request was cancelled")
+            raise
+        except Exception as error:
+            offers.fail(room, str(error) or type(error).__name__)
+            raise
+        written = Written(self._decode, (), 1, ask.ignore_eos)
+        emit(written.add(ask.index, token, cached))
+
+    async def _deliver(self, unit: Unit, ask: Ask, room: Room) -> tuple[int, int]:
+        """First token and cached tokens, once the decode has agreed."""
+        assert unit.offers is not None
+        lease = await unit.lease(ask.ids, 0, ask.salt)
+        try:
+            context = await self._sequences.fill(unit, lease)
+            token = await unit.compute.run(unit.model.answer, context)
+            said = Metadata(
+                room, tokens=len(ask.ids), first_token=token, cached_tokens=lease.cached_tokens
+            )
+            pages = pages_of_prompt(unit, lease, ask.ids)
+            await unit.offers.deliver(room, pages, said, self._settings.room_s)
+            return token, lease.cached_tokens
+        finally:
+            unit.give_back(lease)  # deliver is over: nobody reads the pages any more
+
+    async def _register(self, unit: Unit, room: Room) -> None:
+        """No decode can find us unless this rank is registered: say so instead of waiting."""
+        try:
+            await self._faults.before(Stage.REGISTER, room)
+            known = self._registered(unit.dp_rank)
+            error = None if known.ok else RoomFailed(room, Stage.REGISTER, known.detail)
+        except ConnectionResetError as reset:
+            raise CutConnection(str(reset)) from reset
+        except EngineError as injected:
+            known = Registered(False, 0.0, str(injected))
+            error = RoomFailed(room, Stage.REGISTER, str(injected))
+        outcome = "failed" if error else "ok"
+        by, at = self._settings.known_as, self._clock.wall()
+        self._record(StageRecord(room, Stage.REGISTER, outcome, known.took_s, known.detail, by, at))
+        if error is not None:
+            raise error
+
+    def _same_rank(self, unit: Unit, ask: Ask, room: Room) -> None:
+        """Unless told, a decode looks for this room at rank room mod dp: refuse another one."""
+        follows = room % self._settings.dp
+        if ask.prefill_dp_rank is None and unit.dp_rank != follows:
+            reason = (
+                f"routed_dp_rank {unit.dp_rank}: room {room} belongs to dp rank {follows} of "
+                f"{self._settings.dp}, unless disagg_prefill_dp_rank says another"
+            )
+            raise BadRequest("routed_dp_rank", reason)
