@@ -6,19 +6,71 @@ decide; client, resolver and api move bytes.
 
 from __future__ import annotations
 
+from .addresses import Address
+from .answers import GENERATION
+from .api import BootstrapApp
+from .api import app as bootstrap_app
+from .client import BootstrapClient, Endpoint
+from .directory import Directory
+from .errors import (
+    BadAddress,
+    BadAnswer,
+    BadInput,
+    BadRegistration,
+    BootstrapError,
+    Inconsistent,
+    LateLife,
+    NewLife,
+    NoDirectory,
+    NotRegistered,
+    RankUnknown,
+    Refused,
+    Silent,
+)
+from .metrics import BootstrapMetrics
+from .registration import Facts, Place, Registration
+from .resolver import Resolved, Resolver
 from .rooms import RoomTable, mint
 from .settings import BootstrapSettings, ClientSettings, DirectorySettings, ResolverSettings
+from .sweeper import RoomSweeper
 from .topology import Targets, Topology, Unreachable, compatible, targets
 
 __all__ = [
+    "GENERATION",
+    "Address",
+    "BadAddress",
+    "BadAnswer",
+    "BadInput",
+    "BadRegistration",
+    "BootstrapApp",
+    "BootstrapClient",
+    "BootstrapError",
+    "BootstrapMetrics",
     "BootstrapSettings",
     "ClientSettings",
+    "Directory",
     "DirectorySettings",
+    "Endpoint",
+    "Facts",
+    "Inconsistent",
+    "LateLife",
+    "NewLife",
+    "NoDirectory",
+    "NotRegistered",
+    "Place",
+    "RankUnknown",
+    "Refused",
+    "Registration",
+    "Resolved",
+    "Resolver",
     "ResolverSettings",
+    "RoomSweeper",
     "RoomTable",
+    "Silent",
     "Targets",
     "Topology",
     "Unreachable",
+    "bootstrap_app",
     "compatible",
     "mint",
     "targets",

@@ -45,7 +45,7 @@ class Address:
         else:
             host, colon, tail = rest.partition(":")
             tail = colon + tail
-        if is_ip(host) is None and not _NAME.fullmatch(host):
+        if not is_host(host):
             raise BadAddress(text, _WANT)
         return Address(host, _port(text, tail))
 
@@ -56,6 +56,11 @@ def is_ip(host: str) -> int | None:
         return ipaddress.ip_address(host).version
     except ValueError:
         return None
+
+
+def is_host(host: str) -> bool:
+    """True for a bare literal or something that can be a name."""
+    return is_ip(host) is not None or _NAME.fullmatch(host) is not None
 
 
 def bare(host: str) -> str:

@@ -70,6 +70,8 @@ class Directory:
         self._past: deque[Generation] = deque(maxlen=REMEMBERED)
         self._facts: Facts | None = None
         self._table: dict[Place, Entry] = {}
+        self._full: bool | None = None  # whether all cells are taken, once counted
+        self._doubt_end = 0.0  # from then on no address is in doubt
         self.differing: deque[str] = deque(maxlen=REMEMBERED)
         self.version = 0  # moves with every accepted registration: answers may be cached by it
 
@@ -102,6 +104,7 @@ class Directory:
         differing = self._latch(new)
         self._table[new.place] = Entry(new.address, new.raw_ip)
         self.version += 1
+        self._full = None
         return Accepted(new_life, replaced, differing)
 
     def _is_new_life(
@@ -124,8 +127,9 @@ class Directory:
         if life is not None or (self._facts and _differences(self._facts, facts)):
             self._table, self._facts = {}, None
             return
+        self._doubt_end = now + self._doubt_s
         for entry in self._table.values():
-            entry.doubted_until = now + self._doubt_s
+            entry.doubted_until = self._doubt_end
 
     def _latch(self, new: Registration) -> tuple[str, ...]:
         """First wins; a null is filled by the first who knows. What differs is remembered."""
@@ -168,7 +172,12 @@ class Directory:
 
     def complete(self, now: float = 0.0) -> bool:
         """Whether every rank is in, so that anything may be told."""
-        return self._facts is not None and next(self._missing(now), None) is None
+        if self._full is not None and now >= self._doubt_end:
+            return self._full  # no cell has changed since it was counted, and none is in doubt
+        full = self._facts is not None and next(self._missing(now), None) is None
+        if now >= self._doubt_end:
+            self._full = full
+        return full
 
     def topology(self, now: float = 0.0) -> Topology | None:
         """What the instance looks like; None while it is not complete."""
@@ -223,7 +232,7 @@ def _differences(facts: Facts, new: Facts) -> tuple[str, ...]:
         return bool(here != there) and not (name in LATCHED_LATER and None in (here, there))
 
     def shown(value: Any) -> str:
-        return str(value)[:80]
+        return repr(value)[:80]
 
     return tuple(
         f"{f.name}: instance has {shown(getattr(facts, f.name))}, rank says "

@@ -9,13 +9,14 @@ accept or send another member. Members are those of SGLang 0.5.23; `generation` 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from kvplane.vocabulary import Generation
 
-from .addresses import Address, bare, is_wildcard
+from .addresses import Address, bare, is_host, is_wildcard
 from .errors import BadInput, BadRegistration
 from .fields import count, flag, opt_object, opt_port, opt_text, port, rank, size, text
 from .topology import EARLY, FOLLOW_ROOM
@@ -115,6 +116,15 @@ class Registration:
         return found
 
 
+def life(value: object) -> Generation | None:
+    """The generation a rank tells, None where it tells none; it must fit into a header."""
+    if value is None:
+        return None
+    if not isinstance(value, str) or not re.fullmatch(r"[!-~]{1,128}", value):
+        raise BadRegistration("generation", value, "1 to 128 visible ASCII characters")
+    return Generation(value)
+
+
 def _parse(body: Mapping[str, Any]) -> Registration:
     replicas = size(body, "system_dp_size")
     plain = replicas != 1
@@ -128,14 +138,13 @@ def _parse(body: Mapping[str, Any]) -> Registration:
         pp=rank(body, "pp_rank", facts.pp),
     )
     raw_ip = text(body, "rank_ip")
-    if is_wildcard(raw_ip) or any(c.isspace() for c in raw_ip):
+    if is_wildcard(raw_ip) or not is_host(bare(raw_ip)):
         raise BadInput("rank_ip", raw_ip, "an address that others can reach")
-    given = opt_text(body, "generation")
     return Registration(
         place=place,
         address=Address(bare(raw_ip), port(body, "rank_port")),
         facts=facts,
-        generation=None if given is None else Generation(given),
+        generation=life(body.get("generation")),
         plain_dp=plain,
         raw_ip=raw_ip,
     )
