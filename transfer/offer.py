@@ -74,7 +74,11 @@ class Offers:
         skipped). room, generation, pages, page_sums, attempt of `metadata` are filled in here.
         Raises TransferError; the pages are not read any more when this returns or raises.
         """
-        self._backend.regions.check(pages)
+        try:
+            self._backend.regions.check(pages)
+        except TransferError as mistake:
+            self.fail(room, str(mistake))
+            raise
         over = self._ended.find(room, self._clock.now())
         if over is not None:
             raise over
@@ -85,8 +89,7 @@ class Offers:
         steps = Steps(room, deadline_s, self._record, self._clock, self._by)
         error: BaseException | None = None
         try:
-            with self._metrics.seconds.labels("prefill").time():
-                await unless(self._deliver(meeting, pages, metadata, steps), meeting.lost)
+            await unless(self._deliver(meeting, pages, metadata, steps), meeting.lost)
         except BaseException as caught:
             error = caught
             raise
@@ -101,8 +104,10 @@ class Offers:
         async with steps.stage(connect, meeting.peer, "its bind", bootstrapping_s) as step:
             bind = await asyncio.shield(meeting.bound)
             step.peer = meeting.peer
+        timed = self._metrics.seconds.labels("prefill").time()
         async with steps.stage(verify, meeting.peer, "the transfer") as step:
-            await self._delivery.run(meeting, bind, pages, metadata, step, steps.left_s)
+            with timed:
+                await self._delivery.run(meeting, bind, pages, metadata, step, steps.left_s)
 
     def fail(self, room: Room, reason: str) -> None:
         """Tell the decode of this room, waiting or late, that it will never come."""

@@ -113,7 +113,7 @@ class Puller:
     async def _attempt(self, attempt: _Attempt, dp_rank: int | None, deadline_s: float) -> Metadata:
         triple = attempt.triple
         steps = Steps(triple.room, deadline_s, self._record, self._clock, self._by)
-        endpoint = await resolve(steps, self._resolver, triple, self._shape, dp_rank)
+        [endpoint] = await resolve(steps, self._resolver, triple, self._shape, dp_rank)
         where = address_text(endpoint.host, endpoint.port)
         channel: Channel | None = None
         last: Frame = AbortFrame(reason="the decode gave up")

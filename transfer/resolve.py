@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from kvplane.bootstrap import Targets, Topology, Unreachable, compatible, targets
 from kvplane.vocabulary import BootstrapTriple, Generation, Room, Shape, Stage
 
 from .errors import LayoutMismatch, TransferError, Unresolved
@@ -27,15 +28,6 @@ class Endpoint(Protocol):
     def port(self) -> int: ...
     @property
     def generation(self) -> Generation | None: ...
-
-
-class Topology(Protocol):
-    """What a prefill instance says of itself."""
-
-    @property
-    def shape(self) -> Shape: ...
-    @property
-    def follow_bootstrap_room(self) -> bool: ...
 
 
 class Resolved(Protocol):
@@ -57,20 +49,20 @@ class Resolver(Protocol):
 
 async def resolve(
     steps: Steps, resolver: Resolver, triple: BootstrapTriple, shape: Shape, dp_rank: int | None
-) -> Endpoint:
-    """The endpoint of the one rank that sends; two stages, each recorded."""
+) -> list[Endpoint]:
+    """The endpoints of all ranks that send, one today; two stages, each recorded."""
     address = triple.address
     async with steps.stage(Stage.RESOLVE_TOPOLOGY, address, "its topology"):
         try:
             topology = (await resolver.topology(address)).topology
         except Exception as error:
             raise _unresolved(address, error, Stage.RESOLVE_TOPOLOGY) from error
-        _check(address, topology.shape, shape)
+        reach = _reach(address, topology, shape)
     async with steps.stage(Stage.RESOLVE_RANK, address, "its rank") as step:
         try:
             dp = await _dp_rank(resolver, topology, triple, dp_rank)
             step.waiting_for = f"dp rank {dp}"
-            return await resolver.endpoint(address, dp, 0, 0, 0)
+            return [await resolver.endpoint(address, dp, *rank) for rank in reach]
         except Exception as error:
             raise _unresolved(address, error, Stage.RESOLVE_RANK) from error
 
@@ -95,19 +87,28 @@ async def _dp_rank(
     return known[triple.room]
 
 
-def _check(address: str, prefill: Shape, decode: Shape) -> None:
-    """One shard for now: every size but dp is 1 on both sides, and page forms are equal."""
-    fields = []
-    for name in ("tp", "cp", "pp"):
-        here, there = getattr(decode, name), getattr(prefill, name)
-        if here != 1 or there != 1:
-            fields.append(f"{name} {here} here, {there} there, 1 is what this backend moves")
-    for name in ("page_size", "kv_dtype", "kv_layout"):
-        here, there = getattr(decode, name), getattr(prefill, name)
-        if None not in (here, there) and here != there:
-            fields.append(f"{name} {here} here, {there} there")
-    if fields:
-        raise LayoutMismatch(f"prefill {address}", tuple(fields), Stage.RESOLVE_TOPOLOGY)
+def _reach(address: str, prefill: Topology, decode: Shape) -> list[tuple[int, int, int]]:
+    """(cp, tp, pp) of every prefill rank that sends. Raises LayoutMismatch with every field."""
+    fields = compatible(prefill.shape, decode)
+    found: Targets | None = None
+    if not fields:
+        try:
+            found = targets(prefill, decode, engine_rank=0)
+        except Unreachable as error:
+            fields = (str(error),)
+    if found is not None:
+        ranks = [
+            (cp, tp, pp) for cp in found.cp_ranks for tp in found.tp_ranks for pp in found.pp_ranks
+        ]
+        if len(ranks) == 1 and found.dst_info_num == 1:
+            return ranks
+        fields = tuple(
+            f"{name}: prefill {getattr(prefill.shape, name)}, decode {getattr(decode, name)}, "
+            "a room has one shard here"
+            for name in ("tp", "cp", "pp")
+            if max(getattr(prefill.shape, name), getattr(decode, name)) > 1
+        )
+    raise LayoutMismatch(f"prefill {address}", fields, Stage.RESOLVE_TOPOLOGY)
 
 
 def _unresolved(address: str, error: Exception, stage: Stage) -> TransferError:

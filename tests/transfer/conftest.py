@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from kit.wait import until
 
+from kvplane.bootstrap import Topology
 from kvplane.runtime import SystemClock
 from kvplane.transfer import (
     BACKENDS,
@@ -41,14 +42,8 @@ class FakeEndpoint:
 
 
 @dataclass
-class FakeTopology:
-    shape: Shape = field(default_factory=Shape)
-    follow_bootstrap_room: bool = True
-
-
-@dataclass
 class FakeResolved:
-    topology: FakeTopology
+    topology: Topology
     generation: Generation | None = None
 
 
@@ -66,7 +61,9 @@ class FakeResolver:
     async def topology(self, address: str) -> FakeResolved:
         if self.error is not None:
             raise self.error
-        return FakeResolved(FakeTopology(self.shape, self.follow))
+        shape = self.shape
+        facts = (shape.tp, shape.cp, shape.dp, shape.pp, shape.page_size, shape.kv_dtype)
+        return FakeResolved(Topology(*facts, follow_bootstrap_room=self.follow))
 
     async def endpoint(self, address: str, dp: int, cp: int, tp: int, pp: int) -> FakeEndpoint:
         self.asked.append(dp)

@@ -11,6 +11,7 @@ from kit.wait import until
 from kvplane.transfer import (
     DeadlineExceeded,
     LayoutMismatch,
+    NotRegistered,
     PeerGone,
     PrefillFailed,
     Refused,
@@ -243,12 +244,21 @@ async def test_a_dp_rank_that_cannot_be_known_is_said(rig) -> None:
         await rig.pull(71, [1], dp_rank=4)
 
 
-async def test_shapes_that_cannot_be_moved_list_every_field(rig) -> None:
-    rig.resolver.shape = Shape(tp=4, pp=2, page_size=64)
-    rig.puller._shape = Shape(page_size=16)
+@pytest.mark.parametrize(
+    ("prefill", "decode", "fields"),
+    [
+        (Shape(tp=4, pp=3), Shape(tp=3, pp=2, page_size=16), ["tp", "pp"]),
+        (Shape(page_size=64, kv_dtype="bf16"), Shape(page_size=16, kv_dtype="fp8"),
+         ["page_size", "kv_dtype"]),
+        (Shape(tp=4, pp=2), Shape(), ["tp", "pp"]),
+        (Shape(), Shape(tp=2), ["tp"]),
+    ],
+)  # fmt: skip
+async def test_shapes_that_cannot_be_moved_list_every_field(rig, prefill, decode, fields) -> None:
+    rig.resolver.shape, rig.puller._shape = prefill, decode
     with pytest.raises(LayoutMismatch) as caught:
         await rig.pull(71, [1])
-    assert [text.split()[0] for text in caught.value.fields] == ["tp", "pp", "page_size"]
+    assert [text.split(":")[0] for text in caught.value.fields] == fields
     assert caught.value.stage is Stage.RESOLVE_TOPOLOGY
     assert rig.released == [(1,)]
 
@@ -297,3 +307,13 @@ async def test_settings_that_differ_about_checksums_are_a_layout_mismatch(make_r
     with pytest.raises(LayoutMismatch, match="checksums False here, True there"):
         await rig.pull(71, [1])
     await rig.idle()
+
+
+async def test_pages_that_are_not_ours_fail_the_room_at_both_ends(rig) -> None:
+    pulled, delivered = await rig.both(71, [1, 99], [1, 2])
+    assert isinstance(delivered, NotRegistered) and "page 99" in str(delivered)
+    assert isinstance(pulled, PrefillFailed) and "page 99" in pulled.reason
+    with pytest.raises(NotRegistered, match="page 24"):
+        await rig.pull(72, [24])
+    await until(lambda: rig.released == [(1, 2), (24,)])
+    await rig.recovers()

@@ -1,6 +1,6 @@
 """fake: pages by memory copy inside this process; named fake because nothing travels.
 
-Edge; a member of this seam, for tests of what stands around a transfer. The same checks as tcp
+Edge, a member of this seam, for tests of what stands around a transfer. The same checks as tcp
 against the same ticket, no sockets, no threads. Ports are numbers of living instances.
 Open it to let tests break a peer: `gone` refuses as a dead one would, `stalled` never confirms.
 """

@@ -1,6 +1,6 @@
 """tcp: pages over plain sockets, no dependency, exact errors.
 
-Edge; a member of this seam and the default. Blocking sockets in worker threads, scatter and gather
+Edge, a member of this seam and the default. Blocking sockets in worker threads, scatter and gather
 without a copy; the receiver checks every head before it reads payload. tcp_frames.py draws the
 wire form, tcp_receiver.py decides what lands, tcp_payload.py moves it. One connection per
 attempt, so cutting it *is* the fence. Open it to change how a write is run off the event loop.
@@ -12,7 +12,7 @@ import asyncio
 import socket
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 from kvplane.vocabulary import Generation, Stage
@@ -148,14 +148,15 @@ class TcpBackend:
         stall_s = self._settings.stall_s
         job = self._pool.submit(send, peer.sock, front, pieces, peer.address, deadline, stall_s)
         self._sending += 1
-        outcome = "failed"
+        outcome, waiter = "failed", asyncio.wrap_future(job)
         try:
-            await asyncio.shield(asyncio.wrap_future(job))
+            await asyncio.wait([waiter])
+            waiter.result()
             outcome = "ok"
         finally:
-            if not job.done() and not job.cancel():
+            if not waiter.done() and not job.cancel():
                 self._cut(peer)
-                await _ended(job)
+                await _ended(waiter)
             self._sending -= 1
             self._metrics.writes.labels(outcome).inc()
 
@@ -187,9 +188,8 @@ class TcpBackend:
         return {**received, "peers": len(self._peers), "sending": self._sending}
 
 
-async def _ended(job: Future[None]) -> None:
+async def _ended(waiter: asyncio.Future[None]) -> None:
     """Until the thread let go of the pages; bounded, for its socket is cut."""
-    waiter = asyncio.wrap_future(job)
     while not waiter.done():
         with suppress(asyncio.CancelledError):  # the caller is being cancelled and re-raises
             await asyncio.wait([waiter])
