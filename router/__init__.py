@@ -9,6 +9,7 @@ from .admin_workers import WorkerDesk, worker_id
 from .api import Api
 from .breaker import Breakers
 from .choice import Choice, Chooser
+from .diagnosis import report
 from .discovery import DISCOVERIES, Discovery, ProbeFailed, Static, Waiting, probe
 from .errors import GatewayError
 from .evidence import Ledger, Meeting
@@ -68,5 +69,6 @@ __all__ = [
     "WorkerDesk",
     "admin_app",
     "probe",
+    "report",
     "worker_id",
 ]

@@ -18,7 +18,7 @@ import msgspec
 from kvplane.runtime import cancel
 from kvplane.vocabulary import Room, Stage, StageRecord
 
-from .dispatch import Attempt, finish_prefill
+from .dispatch import Attempt, finish_prefill, settled
 from .evidence import Ledger, Meeting, stage_records
 from .fleet import Target
 from .legs import Legs
@@ -77,6 +77,10 @@ class Aftermath:
 
     def begin(self, ended: Ended) -> None:
         """Take over; returns at once. `ended.after` runs on every path."""
+        if settled(ended.attempt) and not _telling(ended):
+            self._cached(ended)
+            self._finish(ended)
+            return
         if len(self._tasks) >= MOST_TASKS:
             self._on_dropped()
             ended.attempt.abort()
@@ -85,6 +89,10 @@ class Aftermath:
         task = asyncio.create_task(self._run(ended))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+    def _cached(self, ended: Ended) -> None:
+        ended.meeting.actual_tokens = ended.attempt.usage.cached_tokens()
+        self._on_cached(ended.meeting)
 
     def _finish(self, ended: Ended) -> None:
         for give_back in ended.after:
@@ -99,10 +107,8 @@ class Aftermath:
             for give_back in ended.after:
                 give_back()
             ended.after.clear()
-            meeting.actual_tokens = ended.attempt.usage.cached_tokens()
-            self._on_cached(meeting)
-            telling = [target for target in ended.sides if target.up.engine in TELLING]
-            if meeting.rooms and telling:
+            self._cached(ended)
+            if telling := _telling(ended):
                 await self._collect(meeting, telling)
         except Exception:
             log.exception("aftermath failed request=%s action=drop", meeting.request_id)
@@ -142,3 +148,10 @@ class Aftermath:
             for record in stage_records(room, told.get("stages"), str(target.worker)):
                 if self._ledger.record(record):
                     self._on_stage(record)
+
+
+def _telling(ended: Ended) -> list[Target]:
+    """The engines that can be asked about the rooms of this attempt."""
+    if not ended.meeting.rooms:
+        return []
+    return [target for target in ended.sides if target.up.engine in TELLING]

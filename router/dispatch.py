@@ -12,6 +12,7 @@ failure of prefill; before the first byte a failure is raised, after it the stre
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -197,6 +198,14 @@ async def _error_body(leg: Exchange, client: Client) -> bytes:
     except TimeoutError:
         return b""
     return b"".join(parts) if leg.complete else b""
+
+
+def settled(attempt: Attempt) -> bool:
+    """Is nothing of prefill's answer left to wait for? What came of it is read on the way."""
+    leg = attempt.prefill
+    with contextlib.suppress(LegFailed, _Refusal):
+        attempt.look_at_prefill()
+    return leg is None or leg.over
 
 
 async def finish_prefill(attempt: Attempt, bell: Bell, deadline_s: float) -> None:

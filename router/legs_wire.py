@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 Headers = Iterable[tuple[bytes, bytes]]
@@ -42,6 +43,7 @@ class Origin:
     prefix: str = ""  # path in front of every route, no trailing slash
 
     @staticmethod
+    @lru_cache(maxsize=4096)  # asked for each leg; engines are few
     def parse(url: str) -> Origin:
         """Of a base URL. Raises ValueError that names what is wrong."""
         try:
