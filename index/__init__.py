@@ -4,6 +4,8 @@ Door to the package: the few names others may use. hashing, view and ranking dec
 follower move bytes; api and client speak HTTP. Knows neither engines nor requests.
 """
 
+from .api import index_app
+from .client import IndexClient
 from .errors import BadValue, CursorGone, IndexFault, IndexRefused, ShardsFixed, StoreDown
 from .follower import Follower
 from .hashing import Tokens, chain, extend, from_hex, pack, seed, to_hex
@@ -40,6 +42,7 @@ __all__ = [
     "Follower",
     "GapRefused",
     "Held",
+    "IndexClient",
     "IndexFault",
     "IndexMetrics",
     "IndexRefused",
@@ -63,6 +66,7 @@ __all__ = [
     "chain",
     "extend",
     "from_hex",
+    "index_app",
     "pack",
     "rank",
     "seed",

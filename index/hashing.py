@@ -74,12 +74,12 @@ def pack(tokens: Tokens) -> memoryview:
         memory = memoryview(tokens)  # type: ignore[arg-type]
     except TypeError:
         return _pack_numbers(tokens)
-    if memory.ndim == 1 and memory.itemsize == 4 and memory.format in ("I", "L", "<I"):
-        little = sys.byteorder == "little" or memory.format == "<I"
-        if little and memory.contiguous:
-            return memory.cast("B")
-    if memory.format not in ("B", "b", "c") or not isinstance(tokens, bytes | bytearray):
-        return _pack_numbers(memory.tolist())
+    native = memory.format in ("I", "L") and memory.itemsize == 4 and sys.byteorder == "little"
+    if native and memory.ndim == 1 and memory.contiguous:
+        return memory.cast("B")
+    if not isinstance(tokens, bytes | bytearray):
+        as_list = getattr(tokens, "tolist", None)  # numpy and array: plain ints are faster
+        return _pack_numbers(as_list() if as_list else tokens)
     if len(memory) % 4:
         raise BadValue("tokens", f"{len(memory)} bytes", "packed u32, so a multiple of 4 bytes")
     return memory

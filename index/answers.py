@@ -1,0 +1,155 @@
+"""Answers: how does what we know look to people and programs?
+
+Pure: view, fleet and time in, plain dicts out; api.py makes JSON of them. Open it to add a fact to
+an answer of interface.md section 4.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from kvplane.vocabulary import BlockHash, Knowledge, PrefixChain, Tier, Worker, WorkerUp
+
+from .hashing import to_hex
+from .ranking import Held, rank
+from .view import TIERS, Facts, View
+
+SHOWN_TIERS = (Tier.GPU, Tier.CPU, Tier.DISK)  # always shown; remote only where there is some
+Fleet = Mapping[Worker, WorkerUp]
+
+
+def fleet_of(ups: Sequence[WorkerUp]) -> dict[Worker, WorkerUp]:
+    """Every dp rank of every pod that discovery knows."""
+    return {Worker(up.pod, rank): up for up in ups for rank in range(up.dp_size)}
+
+
+def everybody(view: View, fleet: Fleet) -> list[Worker]:
+    """Workers that discovery or events told us of."""
+    return sorted({*view.workers(), *fleet})
+
+
+def trust(view: View, fleet: Fleet, worker: Worker, away_s: float) -> tuple[Knowledge, str]:
+    """How far to believe what we say of a worker, and why not further."""
+    known, up = view.known(worker), fleet.get(worker)
+    if known is None and up is not None and not up.events:
+        return Knowledge.OFF, "events are not configured for this worker"
+    if known is None:
+        return Knowledge.DARK, "nothing heard of this worker yet"
+    if known.state is Knowledge.EXACT and away_s > 1:
+        return Knowledge.PARTIAL, f"the index store does not answer since {away_s:.0f} s"
+    return known.state, known.reason
+
+
+def ranking(
+    view: View,
+    fleet: Fleet,
+    chains: Mapping[int, PrefixChain],
+    workers: Sequence[Worker] | None,
+    away_s: float,
+) -> dict[str, Any]:
+    """The answer of POST /rank, cursor and lag excepted; the best worker's chain names it."""
+    asked = everybody(view, fleet) if workers is None else workers
+    found = rank(view, chains, asked)
+    best = next((view.block_size(held.worker) for held in found if held.depth_blocks), None)
+    size = best if best is not None else min(chains)  # who holds something was judged on a chain
+    return {
+        "namespace": chains[size].namespace.text(),
+        "block_size": size,
+        "blocks": len(chains[size].blocks),
+        "workers": [_held(view, fleet, held, away_s) for held in found],
+    }
+
+
+def _held(view: View, fleet: Fleet, held: Held, away_s: float) -> dict[str, Any]:
+    state, reason = trust(view, fleet, held.worker, away_s)
+    return {
+        **_who(fleet, held.worker),
+        "epoch": held.epoch,
+        "block_size": view.block_size(held.worker),
+        "blocks": held.blocks,
+        "depth_blocks": held.depth_blocks,
+        "depth_tokens": held.depth_tokens,
+        "tiers": _tiers(held.tiers),
+        "knowledge": state,
+        "reason": reason,
+    }
+
+
+def worker(view: View, fleet: Fleet, one: Worker, now: float, away_s: float) -> dict[str, Any]:
+    """One element of GET /workers; `now` is the wall clock."""
+    state, reason = trust(view, fleet, one, away_s)
+    facts, up = view.facts(one), fleet.get(one)
+    facts = facts or Facts(one, None)  # type: ignore[arg-type]
+    heard = facts.heard
+    return {
+        **_who(fleet, one),
+        "role": up.role if up else None,
+        "epoch": facts.epoch,
+        "sequence": facts.last,
+        "block_size": facts.block_size or (up.block_size if up else None),
+        "blocks": _tiers(dict(zip(TIERS, facts.counts, strict=True))),
+        "last_event_age_s": None if heard is None else round(max(0.0, now - heard), 3),
+        "gaps": facts.gaps,
+        "knowledge": state,
+        "reason": reason,
+    }
+
+
+def _who(fleet: Fleet, one: Worker) -> dict[str, Any]:
+    up = fleet.get(one)
+    return {"worker": str(one), "url": up.url if up else None, "dp_rank": one.dp_rank}
+
+
+def _tiers(counts: Mapping[Tier, int]) -> dict[str, int]:
+    shown = {tier.value: counts.get(tier, 0) for tier in SHOWN_TIERS}
+    if counts.get(Tier.REMOTE):
+        shown[Tier.REMOTE.value] = counts[Tier.REMOTE]
+    return shown
+
+
+def block(view: View, fleet: Fleet, one: BlockHash) -> dict[str, Any]:
+    """The answer of GET /blocks/{hash}."""
+    holders = [
+        {**_who(fleet, holder), "epoch": view.epoch(holder), "tiers": list(tiers)}
+        for holder, tiers in sorted(view.holders(one).items())
+    ]
+    return {"block": to_hex(one), "holders": holders}
+
+
+def stats(view: View) -> dict[str, Any]:
+    """The answer of GET /stats, cursor and lag excepted."""
+    size = view.size()
+    every = [facts for one in view.workers() if (facts := view.facts(one))]
+    counts = {tier: sum(facts.counts[at] for facts in every) for at, tier in enumerate(TIERS)}
+    return {
+        "workers": size.workers,
+        "blocks": size.blocks,
+        "holdings": size.holdings,
+        "tiers": _tiers(counts),
+        "runs": size.runs,
+        "bytes": size.bytes,
+        "block_sizes": list(view.block_sizes()),
+    }
+
+
+def snapshot(view: View, one: Worker, cursor: str, text: bool) -> Iterator[dict[str, Any]]:
+    """A head that says where it is true, then stretches of chained blocks; hex where text."""
+    facts = view.facts(one)
+    assert facts is not None, "asked only for workers the view knows"
+    stretches = list(view.held(one))  # all in one step, so that the cursor fits
+    yield {
+        "version": 1,
+        "worker": str(one),
+        "epoch": facts.epoch,
+        "sequence": facts.last,
+        "block_size": facts.block_size,
+        "cursor": cursor,
+        "stretches": len(stretches),
+    }
+    for held in stretches:
+        shown: list[Any] = [to_hex(b) for b in held.blocks] if text else list(held.blocks)
+        parent: Any = held.parent
+        if text and parent is not None:
+            parent = to_hex(parent)
+        yield {"tier": held.tier, "parent": parent, "blocks": shown}

@@ -1,0 +1,129 @@
+"""Question: what does somebody who asks POST /rank want to know?
+
+Pure: JSON bytes in, a checked Question or BadValue out; then chains per block size. api.py answers
+it. Open it to accept another way of naming a prompt.
+
+    {model, token_ids | prompt | messages | block_hashes, adapter?, salt?, workers?}
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import msgspec
+
+from kvplane.vocabulary import BlockHash, Namespace, PrefixChain, Worker
+
+from .errors import BadValue
+from .hashing import chain, from_hex
+
+WAYS = ("token_ids", "prompt", "messages", "block_hashes")
+_FAULT = re.compile(r"Expected `(.+)`, got `.+?`(?: - at `\$\.?(.*)`)?$")
+
+
+class _Body(msgspec.Struct):
+    """As the wire has it; other members belong to the tokenizer."""
+
+    model: str = ""
+    token_ids: list[int] | None = None
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    block_hashes: list[str] | None = None
+    adapter: str = ""
+    salt: str = ""
+    workers: list[str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """A prompt as tokens, hashes, or as text that is not tokenised yet (`text`: the raw body)."""
+
+    model: str
+    adapter: str
+    salt: str
+    workers: tuple[Worker, ...] | None
+    tokens: tuple[int, ...] | None = None
+    hashes: tuple[BlockHash, ...] | None = None
+    text: Mapping[str, Any] | None = None
+
+
+def read(data: bytes, most_hashes: int) -> Question:
+    """Raises BadValue naming the member, what it was and what would be right."""
+    body = _decode(data)
+    given = [way for way in WAYS if getattr(body, way) is not None]
+    if len(given) != 1:
+        shown = " and ".join(given) or "nothing"
+        raise BadValue("token_ids", shown, f"exactly one of {', '.join(WAYS)}")
+    if not body.model and body.block_hashes is None:
+        raise BadValue("model", body.model, "the model's name")
+    if body.messages is not None and not body.messages:
+        raise BadValue("messages", [], "at least one message")
+    asked = Question(body.model, body.adapter, body.salt, _workers(body.workers))
+    if body.block_hashes is not None:
+        if len(body.block_hashes) > most_hashes:
+            raise BadValue("block_hashes", len(body.block_hashes), f"at most {most_hashes} hashes")
+        return replace(asked, hashes=_hashes(body.block_hashes))
+    if body.token_ids is not None:
+        return replace(asked, tokens=tuple(body.token_ids))
+    return replace(asked, text=msgspec.json.decode(data))
+
+
+def _decode(data: bytes) -> _Body:
+    try:
+        return msgspec.json.decode(data, type=_Body)
+    except msgspec.ValidationError as error:
+        found = _FAULT.search(str(error))
+        path = (found[2] or "") if found else ""
+        want = found[1].replace("`", "") if found else str(error)
+        raise BadValue(path or "body", _at(data, path), want) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise BadValue("body", data[:40], f"a JSON object ({error})") from None
+
+
+def _at(data: bytes, path: str) -> Any:
+    """The value at a path like `token_ids[3]`."""
+    value = msgspec.json.decode(data)
+    for step in re.findall(r"\w+", path):
+        value = value[int(step) if isinstance(value, list) else step]
+    return value
+
+
+def _workers(names: list[str] | None) -> tuple[Worker, ...] | None:
+    if names is None:
+        return None
+    found = []
+    for at, name in enumerate(names):
+        try:
+            found.append(Worker.parse(name))
+        except ValueError as error:
+            raise BadValue(f"workers[{at}]", name, f"pod or pod@rank ({error})") from None
+    return tuple(dict.fromkeys(found))
+
+
+def _hashes(texts: list[str]) -> tuple[BlockHash, ...]:
+    found = []
+    for at, text in enumerate(texts):
+        try:
+            found.append(from_hex(text))
+        except BadValue as error:
+            raise BadValue(f"block_hashes[{at}]", text, error.want) from None
+    return tuple(found)
+
+
+def chains(asked: Question, sizes: Collection[int]) -> dict[int, PrefixChain]:
+    """One chain for each block size in use; hashes that were given are the chain of every size."""
+    spaces = {size: Namespace(asked.model, size, asked.adapter, asked.salt) for size in sizes}
+    if asked.hashes is not None:
+        hashes = asked.hashes
+        return {
+            size: PrefixChain(space, hashes, len(hashes) * size) for size, space in spaces.items()
+        }
+    assert asked.tokens is not None, "text is tokenised before it is hashed"
+    try:
+        return {size: chain(asked.tokens, space) for size, space in spaces.items()}
+    except BadValue as error:
+        field = error.field.replace("tokens", "token_ids", 1)
+        raise BadValue(field, error.value, error.want) from None

@@ -1,0 +1,346 @@
+"""The index over HTTP, through a real port: answers as in interface.md, errors as OpenAI's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+import aiohttp
+import msgspec
+import pytest
+from kit.clock import FakeClock
+
+from kvplane.doors import Server
+from kvplane.index import (
+    Follower,
+    IndexClient,
+    IndexRefused,
+    IndexSettings,
+    MemoryStore,
+    StoreDown,
+    View,
+    chain,
+    from_hex,
+    index_app,
+    to_hex,
+)
+from kvplane.vocabulary import (
+    Change,
+    Epoch,
+    Knowledge,
+    Known,
+    Namespace,
+    Pod,
+    Role,
+    Stored,
+    Tier,
+    Worker,
+    WorkerUp,
+)
+
+A, B = Worker(Pod("ns/p:0")), Worker(Pod("[fd00::1]:8000"), 1)
+SPACE, BIG = Namespace("qwen/3", 16), Namespace("qwen/3", 32)
+TOKENS = list(range(100))  # 6 full blocks of 16, 3 of 32
+CHAIN, BIG_CHAIN = chain(TOKENS, SPACE), chain(TOKENS, BIG)
+UPS = [
+    WorkerUp(Pod("ns/p:0"), "http://p0:30000", Role.PREFILL, events=("tcp://p0:5557",)),
+    WorkerUp(Pod("[fd00::1]:8000"), "http://[fd00::1]:8000", Role.BOTH, dp_size=2),
+]
+
+
+class Index:
+    """A served index and somebody who asks it."""
+
+    def __init__(self, view: View, follower: Follower, session: aiohttp.ClientSession, url: str):
+        self.view, self.follower, self.session, self.url = view, follower, session, url
+
+    async def get(self, path: str, accept: str = "*/*") -> tuple[int, Any]:
+        async with self.session.get(self.url + path, headers={"accept": accept}) as answer:
+            return answer.status, json.loads(await answer.read())
+
+    async def raw(self, path: str, accept: str) -> tuple[str, bytes]:
+        async with self.session.get(self.url + path, headers={"accept": accept}) as answer:
+            return answer.content_type, await answer.read()
+
+    async def rank(self, body: Any) -> tuple[int, Any]:
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        async with self.session.post(self.url + "/rank", data=data) as answer:
+            return answer.status, await answer.json()
+
+    def tell(self, *changes: Change) -> None:
+        for change in changes:
+            self.view.apply(change)
+
+
+async def tokenize(body: Mapping[str, Any]) -> Sequence[int]:
+    if body["prompt"] == "odd":
+        raise ValueError("no such text")
+    return TOKENS
+
+
+@pytest.fixture
+async def index(clock: FakeClock) -> AsyncIterator[Index]:
+    view, store = View(), MemoryStore(clock)
+    follower = Follower(store, view, clock)
+    settings = IndexSettings(most_hashes=50, body_bytes=1_000_000)
+    app = index_app(
+        view, follower, fleet=lambda: UPS, tokenize=tokenize, settings=settings, clock=clock
+    )
+    server = Server(app, "127.0.0.1", 0, "index")
+    await follower.start()
+    await follower.ready.wait()
+    await server.start()
+    async with aiohttp.ClientSession() as session:
+        yield Index(view, follower, session, f"http://127.0.0.1:{server.port}")
+    await server.stop()
+    await follower.stop()
+    await store.close()
+
+
+def stored(worker: Worker, blocks: Sequence[int], size: int = 16, tier: Tier = Tier.GPU) -> Stored:
+    return Stored(worker, Epoch(2), tier, None, tuple(map(from_hex, map(to_hex, blocks))), size)
+
+
+async def test_rank_says_who_holds_how_much_deepest_first(index: Index) -> None:
+    index.tell(
+        stored(A, CHAIN.blocks[:4]),
+        stored(A, CHAIN.blocks[4:5], tier=Tier.CPU),
+        stored(B, BIG_CHAIN.blocks, 32),
+        Known(A, Epoch(2), Knowledge.PARTIAL, "gap 3..4 open", 1.0),
+    )
+    status, said = await index.rank({"model": "qwen/3", "token_ids": TOKENS, "n": 3})
+    assert status == 200
+    assert (said["namespace"], said["block_size"], said["blocks"]) == (BIG.text(), 32, 3)
+    assert said["cursor"] == index.follower.cursor and said["lag_ms"] == 0
+    assert said["workers"][:2] == [
+        {
+            "worker": "[fd00::1]:8000@1",
+            "url": "http://[fd00::1]:8000",
+            "dp_rank": 1,
+            "epoch": 2,
+            "block_size": 32,
+            "blocks": 3,
+            "depth_blocks": 3,
+            "depth_tokens": 96,
+            "tiers": {"gpu": 3, "cpu": 0, "disk": 0},
+            "knowledge": "off",
+            "reason": "events are not configured for this worker",
+        },
+        {
+            "worker": "ns/p:0",
+            "url": "http://p0:30000",
+            "dp_rank": 0,
+            "epoch": 2,
+            "block_size": 16,
+            "blocks": 6,
+            "depth_blocks": 5,
+            "depth_tokens": 80,
+            "tiers": {"gpu": 4, "cpu": 1, "disk": 0},
+            "knowledge": "partial",
+            "reason": "gap 3..4 open",
+        },
+    ]
+    silent = said["workers"][2]
+    assert (silent["worker"], silent["epoch"], silent["depth_blocks"]) == (
+        "[fd00::1]:8000",
+        None,
+        0,
+    )
+
+
+async def test_rank_takes_hashes_prompts_adapters_and_a_filter(index: Index) -> None:
+    index.tell(stored(A, CHAIN.blocks), stored(B, CHAIN.blocks[:2]))
+    hashes = [to_hex(block).upper() for block in CHAIN.blocks]
+    _, said = await index.rank({"block_hashes": hashes, "workers": ["[fd00::1]:8000@1"]})
+    assert [(w["worker"], w["depth_blocks"], w["blocks"]) for w in said["workers"]] == [
+        ("[fd00::1]:8000@1", 2, 6)
+    ]
+    _, said = await index.rank({"model": "qwen/3", "prompt": "anything"})
+    assert said["workers"][0]["depth_blocks"] == 6
+    _, said = await index.rank({"model": "qwen/3", "token_ids": TOKENS, "adapter": "sql"})
+    assert said["workers"][0]["depth_blocks"] == 0
+    _, said = await index.rank({"model": "qwen/3", "token_ids": TOKENS, "salt": "tenant"})
+    assert said["workers"][0]["depth_blocks"] == 0
+
+
+async def test_prompts_around_one_block_are_answered(index: Index) -> None:
+    index.tell(stored(A, CHAIN.blocks))
+    for tokens, depth in ((0, 0), (1, 0), (15, 0), (16, 1), (17, 1)):
+        _, said = await index.rank({"model": "qwen/3", "token_ids": TOKENS[:tokens]})
+        assert said["workers"][0]["depth_blocks"] == depth and said["blocks"] == depth
+
+
+async def test_a_large_body_is_read_beside_the_loop_and_answered_alike(index: Index) -> None:
+    many = list(range(60_000))
+    index.tell(stored(A, chain(many, SPACE).blocks))
+    status, said = await index.rank({"model": "qwen/3", "token_ids": many})
+    assert status == 200 and said["workers"][0]["depth_blocks"] == 3750
+
+
+GOOD = {"model": "m", "token_ids": [1]}
+HASH = "0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        (b"{nope", "body", "JSON"),
+        (b"", "body", "JSON"),
+        (b"\xff\xfe", "body", "JSON"),
+        (b"[1]", "body", "object"),
+        ({}, "token_ids", "exactly one of"),
+        ({**GOOD, "prompt": "x"}, "token_ids", "token_ids and prompt"),
+        ({"token_ids": [1]}, "model", "the model's name"),
+        ({"model": 7, "token_ids": [1]}, "model", "7 is wrong, must be str"),
+        ({"model": "m", "token_ids": "1"}, "token_ids", "'1' is wrong, must be array"),
+        ({"model": "m", "token_ids": [1, "x"]}, "token_ids[1]", "'x' is wrong, must be int"),
+        ({"model": "m", "token_ids": [1, 2.5]}, "token_ids[1]", "2.5"),
+        ({"model": "m", "token_ids": [1, -1]}, "token_ids[1]", "-1 is wrong"),
+        ({"model": "m", "token_ids": [2**32]}, "token_ids[0]", "0 to 4294967295"),
+        ({"model": "m", "token_ids": [2**70]}, "token_ids[0]", "0 to 4294967295"),
+        ({"model": "m", "token_ids": [True]}, "token_ids[0]", "True is wrong"),
+        ({"model": "m", "messages": []}, "messages", "at least one"),
+        ({"model": "m", "messages": "hi"}, "messages", "array"),
+        ({"block_hashes": ["xyz"]}, "block_hashes[0]", "16 hex digits"),
+        ({"block_hashes": [HASH, HASH[:15]]}, "block_hashes[1]", "16 hex digits"),
+        ({"block_hashes": [12]}, "block_hashes[0]", "12 is wrong, must be str"),
+        ({"block_hashes": [HASH] * 51}, "block_hashes", "at most 50"),
+        ({**GOOD, "workers": ["a@b"]}, "workers[0]", "pod@rank"),
+        ({**GOOD, "workers": "a"}, "workers", "array"),
+        ({**GOOD, "adapter": 3}, "adapter", "3 is wrong, must be str"),
+        ({"model": "m", "prompt": "odd"}, None, "no such text"),
+    ],
+)
+async def test_a_wrong_question_is_refused_by_name(
+    index: Index, body: Any, param: str | None, words: str
+) -> None:
+    status, said = await index.rank(body)
+    assert status == 400, said
+    error = said["error"]
+    assert set(error) == {"message", "type", "code", "param"}
+    assert (error["type"], error["code"]) == ("invalid_request_error", "invalid_request")
+    assert error["param"] == param and words in error["message"]
+
+
+async def test_unknown_workers_routes_methods_and_sizes_have_their_own_status(
+    index: Index,
+) -> None:
+    status, said = await index.rank({**GOOD, "workers": ["ns/p:0", "nobody"]})
+    assert (status, said["error"]["param"]) == (404, "workers[1]")
+    for path, expected in (
+        ("/workers/nobody", 404),
+        ("/workers/a@b", 400),
+        ("/blocks/12", 400),
+        ("/nothing", 404),
+        ("/rank", 405),
+        ("/snapshot", 400),
+        ("/snapshot?worker=nobody", 404),
+    ):
+        status, said = await index.get(path)
+        assert status == expected and said["error"]["message"], path
+    status, said = await index.rank(b" " * 1_000_001)
+    assert status == 413
+    status, _ = await index.get("/snapshot?worker=ns/p:0", "image/png")
+    assert status == 404
+    index.tell(stored(A, CHAIN.blocks))
+    status, _ = await index.get("/snapshot?worker=ns/p:0", "image/png")
+    assert status == 406
+
+
+async def test_workers_show_what_is_known_of_each(index: Index, clock: FakeClock) -> None:
+    index.tell(stored(A, CHAIN.blocks), Known(A, Epoch(2), Knowledge.EXACT, "live", 1.0))
+    index.view.note(A, Epoch(2), 41, clock.wall() - 2)
+    status, said = await index.get("/workers")
+    assert status == 200
+    assert [one["worker"] for one in said["workers"]] == [
+        "[fd00::1]:8000", "[fd00::1]:8000@1", "ns/p:0",
+    ]  # fmt: skip
+    status, one = await index.get("/workers/ns/p:0")
+    assert status == 200 and one == said["workers"][2]
+    assert one == {
+        "worker": "ns/p:0",
+        "url": "http://p0:30000",
+        "dp_rank": 0,
+        "role": "prefill",
+        "epoch": 2,
+        "sequence": 41,
+        "block_size": 16,
+        "blocks": {"gpu": 6, "cpu": 0, "disk": 0},
+        "last_event_age_s": 2.0,
+        "gaps": 0,
+        "knowledge": "exact",
+        "reason": "live",
+    }
+
+
+async def test_one_block_names_its_holders_and_hex_goes_both_ways(index: Index) -> None:
+    index.tell(stored(A, CHAIN.blocks), stored(A, CHAIN.blocks[:1], tier=Tier.DISK))
+    status, said = await index.get(f"/blocks/{to_hex(CHAIN.blocks[0])}")
+    assert status == 200 and said["block"] == to_hex(CHAIN.blocks[0])
+    assert [(one["worker"], one["tiers"]) for one in said["holders"]] == [
+        ("ns/p:0", ["gpu", "disk"])
+    ]
+    status, said = await index.get("/blocks/0000000000000000")
+    assert status == 200 and said == {"block": "0" * 16, "holders": []}
+
+
+async def test_stats_add_up(index: Index) -> None:
+    index.tell(stored(A, CHAIN.blocks), stored(B, CHAIN.blocks, tier=Tier.CPU))
+    _, said = await index.get("/stats")
+    assert (said["workers"], said["blocks"], said["holdings"]) == (2, 6, 12)
+    assert said["tiers"] == {"gpu": 6, "cpu": 6, "disk": 0} and said["bytes"] > 0
+    assert said["ready"] is True and said["store_down_s"] == 0
+
+
+async def test_a_snapshot_rebuilds_the_worker_as_lines_and_as_msgpack(index: Index) -> None:
+    index.tell(stored(A, CHAIN.blocks), stored(A, CHAIN.blocks[:2], tier=Tier.CPU))
+    kind, data = await index.raw("/snapshot?worker=ns/p:0", "*/*")
+    head, *stretches = [json.loads(line) for line in data.splitlines()]
+    assert kind == "application/x-ndjson" and head["cursor"] == index.follower.cursor
+    assert (head["version"], head["worker"], head["stretches"]) == (1, "ns/p:0", len(stretches))
+    assert {one["tier"]: one["blocks"] for one in stretches} == {
+        "gpu": [to_hex(block) for block in CHAIN.blocks],
+        "cpu": [to_hex(block) for block in CHAIN.blocks[:2]],
+    }
+    kind, data = await index.raw("/snapshot?worker=ns/p:0", "application/msgpack")
+    assert kind == "application/msgpack"
+    assert data == b"".join(map(msgspec.msgpack.encode, [head, *map(numbers, stretches)]))
+
+
+def numbers(stretch: dict[str, Any]) -> dict[str, Any]:
+    return {**stretch, "blocks": [int(text, 16) for text in stretch["blocks"]]}
+
+
+async def test_an_index_that_is_not_loaded_says_so_instead_of_nothing(clock: FakeClock) -> None:
+    follower = Follower(MemoryStore(clock), View(), clock)  # never started
+    server = Server(index_app(View(), follower), "127.0.0.1", 0, "index")
+    await server.start()
+    async with aiohttp.ClientSession() as session:
+        async with session.post(f"http://127.0.0.1:{server.port}/rank", json=GOOD) as answer:
+            assert answer.status == 503 and answer.headers["retry-after"] == "1"
+            assert (await answer.json())["error"]["code"] == "index_loading"
+        client = IndexClient(session, f"http://127.0.0.1:{server.port}/")
+        with pytest.raises(IndexRefused, match=r"503.*not loaded"):
+            await client.rank(GOOD)
+    await server.stop()
+
+
+async def test_without_a_tokenizer_a_text_is_refused_with_what_to_do(clock: FakeClock) -> None:
+    follower = Follower(MemoryStore(clock), View(), clock)
+    follower.ready.set()
+    server = Server(index_app(View(), follower), "127.0.0.1", 0, "index")
+    await server.start()
+    async with aiohttp.ClientSession() as session:
+        client = IndexClient(session, f"http://127.0.0.1:{server.port}")
+        with pytest.raises(IndexRefused, match="--tokenizer"):
+            await client.rank({"model": "m", "prompt": "x"})
+        assert (await client.rank(GOOD))["workers"] == []
+        assert await client.workers() == []
+    await server.stop()
+
+
+async def test_the_client_says_when_nobody_answers() -> None:
+    async with aiohttp.ClientSession() as session:
+        with pytest.raises(StoreDown):
+            await IndexClient(session, "http://127.0.0.1:9").rank(GOOD)
