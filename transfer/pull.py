@@ -133,6 +133,8 @@ class Puller:
             last = VerdictFrame(ok=True)
             return metadata
         except TransferError as error:
+            if error.stage is Stage.CONNECT:
+                self._resolver.forget(triple.address)  # it may have moved: ask anew next time
             last = VerdictFrame(ok=False, kind=error.kind, reason=str(error)[:MOST_REASON])
             raise
         finally:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
-from kvplane.bootstrap import Targets, Topology, Unreachable, compatible, targets
+from kvplane.bootstrap import BootstrapError, Targets, Topology, Unreachable, compatible, targets
 from kvplane.vocabulary import BootstrapTriple, Generation, Room, Shape, Stage
 
 from .errors import LayoutMismatch, TransferError, Unresolved
@@ -45,6 +45,7 @@ class Resolver(Protocol):
     async def topology(self, address: str) -> Resolved: ...
     async def endpoint(self, address: str, dp: int, cp: int, tp: int, pp: int) -> Endpoint: ...
     async def dp_ranks(self, address: str, rooms: Sequence[Room]) -> Mapping[Room, int]: ...
+    def forget(self, address: str) -> None: ...
 
 
 async def resolve(
@@ -115,6 +116,8 @@ def _unresolved(address: str, error: Exception, stage: Stage) -> TransferError:
     """Ours as it is; any other becomes one sentence."""
     if isinstance(error, TransferError):
         return error
+    if isinstance(error, BootstrapError):
+        return Unresolved(address, str(error), error.stage)  # register, where ranks are missing
     if isinstance(error, TimeoutError):
         return Unresolved(address, "no answer in time", stage)
     return Unresolved(address, str(error) or type(error).__name__, stage)

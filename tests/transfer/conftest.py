@@ -57,6 +57,7 @@ class FakeResolver:
     rooms: dict[int, int] = field(default_factory=dict)
     error: Exception | None = None
     asked: list[int] = field(default_factory=list)
+    forgotten: list[str] = field(default_factory=list)
 
     async def topology(self, address: str) -> FakeResolved:
         if self.error is not None:
@@ -73,6 +74,9 @@ class FakeResolver:
 
     async def dp_ranks(self, address: str, rooms: Sequence[Room]) -> Mapping[Room, int]:
         return {room: self.rooms[room] for room in rooms if room in self.rooms}
+
+    def forget(self, address: str) -> None:
+        self.forgotten.append(address)
 
 
 def memory(seed: int) -> list[np.ndarray]:

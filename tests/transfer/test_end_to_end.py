@@ -269,6 +269,7 @@ async def test_nobody_listens_at_the_rank_port(rig) -> None:
     with pytest.raises(PeerGone, match=f"127.0.0.1:{port}") as caught:
         await rig.pull(71, [1])
     assert caught.value.stage is Stage.CONNECT
+    assert rig.resolver.forgotten == ["127.0.0.1:8998"], "it may have moved"
     failed = rig.records[-1]
     assert (failed.stage, failed.outcome) == (Stage.CONNECT, "failed")
     assert f"127.0.0.1:{port}" in failed.detail
