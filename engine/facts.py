@@ -45,21 +45,25 @@ def server_info(
         "max_total_tokens": settings.blocks * settings.block_size,
         "load_balance_method": "follow_bootstrap_room",
         "version": _version(),
-        "kv_events": {
-            "publisher": "zmq",
-            "endpoint_host": settings.advertised,
-            "endpoint_port_base": units[0].publisher.port,
-            "topic": "",
-            "block_size": settings.block_size,
-            "dp_size": settings.dp,
-            "replay_endpoint_port_base": units[0].publisher.replay_port,
-        },
+        "kv_events": _events(settings, units[0]),
         "kvplane": {
             "generation": generation,
             "event_form": settings.event_form,
             "role": settings.role.value,
             "revision": REVISION,
         },
+    }
+
+
+def _events(settings: EngineSettings, first: Unit) -> dict[str, Any]:
+    return {
+        "publisher": "zmq",
+        "endpoint_host": settings.advertised,
+        "endpoint_port_base": first.publisher.port,
+        "topic": "",
+        "block_size": settings.block_size,
+        "dp_size": settings.dp,
+        "replay_endpoint_port_base": first.publisher.replay_port,
     }
 
 

@@ -164,10 +164,10 @@ class DisturbedResolver:
         await self._faults.before(Stage.RESOLVE_TOPOLOGY, Room(0))
         return await self._inner.topology(address)
 
-    async def endpoint(self, address: str, dp: int, cp: int, tp: int, pp: int) -> Any:
+    async def endpoint(self, *args: Any, **kwargs: Any) -> Any:
         """As the inner one."""
         await self._faults.before(Stage.RESOLVE_RANK, Room(0))
-        return await self._inner.endpoint(address, dp, cp, tp, pp)
+        return await self._inner.endpoint(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)

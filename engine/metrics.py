@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 STEP_BUCKETS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.5)
 STAGE_BUCKETS = (0.001, 0.005, 0.01, 0.05, 0.1, 0.5, 1, 2, 5, 10, 30, 60)
+PREFIX = "kvplane_engine_"
 
 
 class EngineMetrics:
@@ -13,67 +16,36 @@ class EngineMetrics:
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self.registry = registry
-        self.samples = Counter(
-            "kvplane_engine_samples_total",
-            "Samples that ended: ok, failed, refused, cancelled",
-            ["outcome"],
-            registry=registry,
+
+        def counter(name: str, help_: str, *labels: str) -> Counter:
+            return Counter(PREFIX + name, help_, labels, registry=registry)
+
+        def gauge(name: str, help_: str, *labels: str) -> Gauge:
+            return Gauge(PREFIX + name, help_, labels, registry=registry)
+
+        def seconds(name: str, help_: str, buckets: Sequence[float], *labels: str) -> Histogram:
+            return Histogram(PREFIX + name, help_, labels, registry=registry, buckets=buckets)
+
+        self.samples = counter(
+            "samples_total", "Samples that ended: ok, failed, refused, cancelled", "outcome"
         )
-        self.tokens = Counter(
-            "kvplane_engine_tokens_total",
-            "Tokens by source: prompt (computed here), cached, fetched, answer",
-            ["source"],
-            registry=registry,
+        self.tokens = counter(
+            "tokens_total", "Tokens: prompt (computed here), cached, fetched, answer", "source"
         )
-        self.pages = Gauge(
-            "kvplane_engine_pages",
-            "Pages of a dp rank by state: free, used, quarantined",
-            ["dp_rank", "state"],
-            registry=registry,
+        self.pages = gauge("pages", "Pages by state: free, used, quarantined", "dp_rank", "state")
+        self.evicted = gauge("evicted_blocks", "Blocks evicted since the start", "dp_rank")
+        self.waiting = gauge("waiting_samples", "Samples that wait for pages", "dp_rank")
+        self.compute = seconds(
+            "compute_seconds", "One job of the compute thread, waiting included", STEP_BUCKETS
         )
-        self.evicted = Gauge(
-            "kvplane_engine_evicted_blocks",
-            "Blocks evicted since the start",
-            ["dp_rank"],
-            registry=registry,
+        self.stages = seconds(
+            "stage_seconds", "Stages of rooms as seen here", STAGE_BUCKETS, "stage", "outcome"
         )
-        self.waiting = Gauge(
-            "kvplane_engine_waiting_samples",
-            "Samples that wait for pages",
-            ["dp_rank"],
-            registry=registry,
+        self.batches = counter("event_batches_total", "Event batches published")
+        self.replays = counter(
+            "replays_total", "Replay requests: served, ignored (no replay request)", "outcome"
         )
-        self.compute = Histogram(
-            "kvplane_engine_compute_seconds",
-            "One job of the compute thread, waiting included",
-            buckets=STEP_BUCKETS,
-            registry=registry,
+        self.registrations = counter(
+            "registrations_total", "Tries to register all ranks at the directory", "outcome"
         )
-        self.stages = Histogram(
-            "kvplane_engine_stage_seconds",
-            "Stages of rooms as this engine saw them",
-            ["stage", "outcome"],
-            buckets=STAGE_BUCKETS,
-            registry=registry,
-        )
-        self.batches = Counter(
-            "kvplane_engine_event_batches_total", "Event batches published", registry=registry
-        )
-        self.replays = Counter(
-            "kvplane_engine_replays_total",
-            "Replay requests, by outcome: served, ignored (no replay request)",
-            ["outcome"],
-            registry=registry,
-        )
-        self.registrations = Counter(
-            "kvplane_engine_registrations_total",
-            "Tries to register all ranks at the bootstrap server",
-            ["outcome"],
-            registry=registry,
-        )
-        self.faults = Counter(
-            "kvplane_engine_injected_faults_total",
-            "Faults that a switch injected",
-            ["kind"],
-            registry=registry,
-        )
+        self.faults = counter("injected_faults_total", "Faults a switch injected", "kind")

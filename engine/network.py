@@ -77,7 +77,9 @@ class Network:
         if self._settings.role is Role.PREFILL:
             await self._offer(client)
         else:
-            self._pull(client)
+            resolver = Resolver(client, self._clock)
+            self._stack.push_async_callback(resolver.close)
+            self._pull(resolver)
 
     async def stop(self) -> None:
         """Close it all, last opened first."""
@@ -105,12 +107,14 @@ class Network:
             )  # fmt: skip
             self._stack.push_async_callback(unit.offers.close)
             ports[unit.dp_rank] = await unit.offers.start(self._settings.host)
-        self._registrar = Registrar(client, ports, self._settings, self._clock, self._metrics)
+        self._registrar = Registrar(
+            client, ports, self._generation, self._settings, self._clock, self._metrics
+        )
         keeping = asyncio.create_task(supervise("register", self._registrar.keep, self._clock))
         self._stack.push_async_callback(cancel, keeping)
 
-    def _pull(self, client: BootstrapClient) -> None:
-        resolver = DisturbedResolver(Resolver(client, self._clock), self._faults)
+    def _pull(self, inner: Resolver) -> None:
+        resolver = DisturbedResolver(inner, self._faults)
         shape = Shape(dp=self._settings.dp, page_size=PAGE_TOKENS, kv_dtype=DTYPE, kv_layout=LAYOUT)
         for unit in self._units:
             assert unit.backend is not None

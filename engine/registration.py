@@ -15,6 +15,7 @@ from typing import Any
 
 from kvplane.bootstrap import BootstrapClient, BootstrapError, Registration
 from kvplane.runtime import Clock, backoff
+from kvplane.vocabulary import Generation
 
 from .metrics import EngineMetrics
 from .model import PAGE_TOKENS
@@ -43,11 +44,13 @@ class Registrar:
         self,
         client: BootstrapClient,
         ports: Mapping[int, int],
+        generation: Generation,
         settings: EngineSettings,
         clock: Clock,
         metrics: EngineMetrics,
     ) -> None:
         self._client, self._ports, self._settings = client, ports, settings
+        self._generation = generation
         self._clock, self._metrics = clock, metrics
         self._known: dict[int, Registered] = {}
         self.ready = asyncio.Event()
@@ -105,7 +108,7 @@ class Registrar:
         began = self._clock.now()
         address = self._settings.bootstrap_address
         told = Registration.parse(self._facts(dp_rank))
-        await self._client.register(f"http://{address}", told, deadline_s=TRY_S)
+        await self._client.register(address, told, TRY_S)
         took = self._clock.now() - began
         place = f"{self._settings.advertised}:{self._ports[dp_rank]}"
         detail = f"dp rank {dp_rank} at {place} is registered at {address}"
@@ -134,4 +137,5 @@ class Registrar:
             "load_balance_method": "follow_bootstrap_room",
             "prefill_http_port": self._settings.port or None,
             "decode_allocation_policy": "early",
+            "generation": self._generation,
         }

@@ -10,11 +10,13 @@ from typing import Any
 import aiohttp
 import pytest
 from kit.ports import free_port
+from kit.wait import until
 
+from kvplane.bootstrap import Directory, RoomTable, bootstrap_app
 from kvplane.doors import Server
 from kvplane.engine import Engine, EngineSettings
 from kvplane.runtime import SystemClock
-from kvplane.vocabulary import Role
+from kvplane.vocabulary import Generation, Role
 
 
 @dataclass
@@ -41,8 +43,23 @@ class Running:
         assert status == 200, answer
         return list(answer["output_ids"])
 
+    async def ready(self) -> Running:
+        """When a prefill's ranks are registered."""
+        await until(lambda: self.engine.not_ready() is None)
+        return self
+
 
 Start = Callable[..., Awaitable[Running]]
+
+
+async def directory(stack: AsyncExitStack) -> int:
+    """The port of a real bootstrap server."""
+    clock = SystemClock()
+    app = bootstrap_app(Directory(Generation("d1")), RoomTable(), clock)
+    server = Server(app, "127.0.0.1", 0, "bootstrap")
+    await server.start()
+    stack.push_async_callback(server.stop)
+    return server.port
 
 
 @pytest.fixture
@@ -51,6 +68,8 @@ async def start() -> AsyncIterator[Start]:
     async with AsyncExitStack() as stack:
 
         async def one(role: Role = Role.BOTH, **settings: Any) -> Running:
+            if role is Role.PREFILL and "bootstrap_port" not in settings:
+                settings["bootstrap_port"] = await directory(stack)
             told = {"port": free_port(), "events_port": 0, "replay_port": 0, "blocks": 128}
             engine = Engine(EngineSettings(role=role, **(told | settings)), SystemClock())
             await engine.start()
@@ -62,6 +81,6 @@ async def start() -> AsyncIterator[Start]:
             timeout = aiohttp.ClientTimeout(total=30)
             session = aiohttp.ClientSession(url, timeout=timeout)
             stack.push_async_callback(session.close)
-            return Running(engine, session)
+            return await Running(engine, session).ready()
 
         yield one
