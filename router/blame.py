@@ -17,7 +17,7 @@ from enum import StrEnum
 from kvplane.vocabulary import Stage
 
 from .errors import GatewayError, engine_said
-from .legs_errors import LegError, Phase, PoolFull, Refused, TimedOut, TlsFailed
+from .legs_errors import LegError, Phase, PoolFull, Refused, Stale, TimedOut, TlsFailed
 
 
 class Side(StrEnum):
@@ -48,6 +48,11 @@ class LegFailed(Exception):
         if self.cause.stage is None:
             return self.side
         return Side.DECODE if self.cause.stage == Stage.CONSUME else Side.PREFILL
+
+    @property
+    def nobodys_fault(self) -> bool:
+        """A kept connection that died on reuse, or a full pool of ours: says nothing of health."""
+        return isinstance(self.leg, (Stale, PoolFull))
 
     @property
     def callers_mistake(self) -> bool:

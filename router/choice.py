@@ -154,18 +154,17 @@ class Chooser:
         model = sorted(models)[0]
         adapter = prompt.adapter or (ask.model if ask.model not in (model, "") else "")
         judged = [t for t in targets if t.model in (model, "")]
-        sizes = {size for target in judged if (size := self.block_size(target))}
-        names = [Namespace(model, size, adapter, prompt.salt) for size in sizes]
+        sizes = {t.worker: size for t in judged if (size := self.block_size(t))}
+        names = [Namespace(model, size, adapter, prompt.salt) for size in set(sizes.values())]
         found: dict[Worker, Depth] = {}
         for tokens in prompt.tokens[:MOST_RANKED]:
             chains = {name.block_size: chain(tokens, name) for name in names}
-            for held in rank(self._view, chains, [target.worker for target in judged]):
-                before = found.get(held.worker, Depth())
-                size = held.depth_tokens // held.depth_blocks if held.depth_blocks else 1
+            for held in rank(self._view, chains, list(sizes)):
+                before, size = found.get(held.worker, Depth()), sizes[held.worker]
                 most = (len(tokens) - 1) // size * size
                 found[held.worker] = Depth(
                     before.blocks + held.depth_blocks,
-                    before.asked + held.blocks,
+                    before.asked + len(tokens) // size,
                     before.tokens + held.depth_tokens,
                     before.predicted + min(held.depth_tokens, most),
                 )
@@ -184,7 +183,7 @@ class Chooser:
         return Choice(
             prefill,
             decode,
-            depths.get(holder.worker) or self._unheld(holder, prompt),
+            depths.get(holder.worker, Depth()),
             knowledge,
             reason,
             self._settings.prefill_policy,
@@ -192,11 +191,6 @@ class Chooser:
             candidates,
             prompt.total,
         )
-
-    def _unheld(self, holder: Target, prompt: Prompt) -> Depth:
-        size = self.block_size(holder)
-        asked = sum(len(t) // size for t in prompt.tokens or ()) if size else 0
-        return Depth(asked=asked)
 
     def _knowledge(self, holder: Target, prompt: Prompt) -> tuple[Knowledge, str]:
         """The worse of what ingest wrote about this worker and our own checks, with its reason."""

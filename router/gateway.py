@@ -140,8 +140,9 @@ class Gateway:
     ) -> Again | None:
         """May it be tried again? Counts both answers."""
         told = failed.cause.retry_after or ""
+        guilty = () if failed.nobodys_fault else (journey.target(failed.guilty).worker,)
         how = Failed(
-            (journey.target(failed.guilty).worker,),
+            guilty,
             failed.status or None,
             failed.started,
             float(told) if told.isdecimal() else None,

@@ -143,6 +143,7 @@ class Journey:
         """Book the failure on the side that caused it, and on no other."""
         guilty = failed.guilty if failed.guilty in self.bookings else Side.DECODE
         what = outcome(failed.status or None, failed.cause.retry_after is not None)
+        what = Outcome.NEUTRAL if failed.nobodys_fault else what
         self.judged = dict.fromkeys(self.bookings, Outcome.NEUTRAL) | {guilty: what}
         failed.cause.room = ",".join(str(binding.room) for binding in self.bindings) or None
         failed.cause.headers = self.headers

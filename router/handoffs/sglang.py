@@ -19,6 +19,10 @@ from ..request import Ask
 from ..splice import splice
 from .base import Bodies, reserved
 
+# Streams of OpenAI routes tell usage only when asked to. Nobody but us reads prefill's stream, and
+# its cached tokens are what the index's foresight is judged by.
+USAGE = ("stream_options", b'{"include_usage":true}')
+
 
 class Sglang:
     """Both engines get the client's body plus the triple."""
@@ -42,9 +46,11 @@ class Sglang:
         to_prefill = [("routed_dp_rank", _json(pair.prefill.dp_rank))] * (prefill_dp > 1)
         to_decode = [("routed_dp_rank", _json(pair.decode.dp_rank))] * (decode_dp > 1)
         decode = splice(ask.raw, ask.body, reserved, [*triple, *pinned, *to_decode])
+        if ask.stream and ask.path != "/generate":
+            to_prefill = [*to_prefill, USAGE]
         if to_prefill == to_decode:
             return Bodies(decode, decode)
-        prefill = splice(ask.raw, ask.body, reserved, [*triple, *pinned, *to_prefill])
+        prefill = splice(ask.raw, ask.body, _not_prefills, [*triple, *pinned, *to_prefill])
         return Bodies(prefill, decode)
 
 
@@ -55,6 +61,10 @@ def _triple(bindings: Sequence[Binding], as_list: bool) -> list[tuple[str, bytes
     columns: dict[str, Sequence[object]]
     columns = {"bootstrap_host": hosts, "bootstrap_port": ports, "bootstrap_room": rooms}
     return [(name, _json(column if as_list else column[0])) for name, column in columns.items()]
+
+
+def _not_prefills(name: str) -> bool:
+    return reserved(name) or name == USAGE[0]
 
 
 def _json(value: object) -> bytes:

@@ -54,6 +54,8 @@ def test_both_bodies_keep_what_the_client_sent(handoff: Handoff, ask: Ask) -> No
     for raw in (bodies.prefill, bodies.decode):
         if raw is not None:
             sent = msgspec.json.decode(raw)
+            if raw is bodies.prefill and ask.stream:
+                assert sent.pop("stream_options", None) in (None, {"include_usage": True})
             assert {name: value for name, value in sent.items() if not reserved(name)} == own
             for form in (b"1E1", b"1.50", b"0.10"):
                 assert (form in ask.raw) == (form in raw)
@@ -76,7 +78,7 @@ def test_sglang_bodies_are_equal_and_name_the_rooms_of_each_item(family: str, as
     handoff = HANDOFFS[family]
     count = handoff.rooms(ask)
     bodies = handoff.write(ask, bindings(count))
-    assert bodies.prefill == bodies.decode
+    assert ask.stream or bodies.prefill == bodies.decode
     sent = msgspec.json.decode(bodies.decode)
     if ask.batched or count > 1:
         assert sent["bootstrap_host"] == ["10.0.0.1"] * count
@@ -87,6 +89,18 @@ def test_sglang_bodies_are_equal_and_name_the_rooms_of_each_item(family: str, as
         assert sent["bootstrap_host"] == "10.0.0.1"
         assert sent["bootstrap_port"] == 8998
         assert sent["bootstrap_room"] == 2**63 - 1
+
+
+def test_prefills_stream_tells_its_usage_and_decodes_is_as_the_client_asked() -> None:
+    raw = b'{"prompt":"a","stream":true,"stream_options":{"include_usage":false}}'
+    bodies = HANDOFFS["sglang"].write(parse("/v1/completions", raw, "id"), bindings(1))
+    assert bodies.prefill is not None
+    assert msgspec.json.decode(bodies.prefill)["stream_options"] == {"include_usage": True}
+    assert msgspec.json.decode(bodies.decode)["stream_options"] == {"include_usage": False}
+    native = HANDOFFS["sglang"].write(
+        parse("/generate", b'{"text":"a","stream":true}', "id"), bindings(1)
+    )
+    assert native.prefill == native.decode
 
 
 def test_dp_ranks_are_pinned_where_a_pod_has_several() -> None:

@@ -133,6 +133,11 @@ def test_no_events_are_off_and_an_unheard_worker_is_dark() -> None:
     assert House().choose().knowledge is Knowledge.DARK
 
 
+def test_a_worker_nobody_heard_of_holds_nothing_of_what_is_asked() -> None:
+    depth = House().choose().depth
+    assert (depth.blocks, depth.asked, depth.predicted) == (0, 6, 0)
+
+
 def test_the_guilty_are_left_out_while_others_can_serve() -> None:
     house = House()
     house.store(P1, 6)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
 import time
 
 import pytest
@@ -237,6 +238,23 @@ async def test_a_4xx_is_neither_tried_again_nor_held_against_anybody() -> None:
         assert set(map(str, states.values())) == {"closed"}
 
 
+async def test_a_connection_that_died_while_kept_is_tried_again_unseen_and_blames_nobody() -> None:
+    async def decode(call: Call) -> None:
+        await call.request()
+        await call.send(answer(b"good"))
+        await call.request()  # the second on this connection is never answered
+
+    async with gatehouse({"p1": PREFILLED, "d1": decode}, KNOWING) as house:
+        for _ in range(4):
+            status, body, _ = await house.post("/generate", {"text": "x"})
+            assert (status, body) == (200, b"good")
+        rooms = [sent(request)["bootstrap_room"] for request in house.engines["d1"].requests]
+        assert len(set(rooms)) == len(rooms) > 4
+        await until(lambda: house.idle)
+        assert house.count("legs_total", side="decode", worker="d1", outcome="fault") == 0
+        assert house.count("legs_total", side="decode", worker="d1", outcome="success") == 4
+
+
 async def test_only_the_circuit_of_the_guilty_opens() -> None:
     failing = replies(answer(b"{}", 500))
     settings = RouterSettings(
@@ -333,3 +351,39 @@ async def test_a_worker_added_at_runtime_serves() -> None:
         house.fleet.up(worker("d9", house.engines["d1"].url, Role.DECODE))
         status, _, headers = await house.post("/generate", {"text": "x"})
         assert (status, headers["x-kvplane-decode"]) == (200, "d9")
+
+
+async def test_two_hundred_random_aborts_leave_nothing_behind() -> None:
+    """Streams and plain answers, cut at any moment; FR-RT-02, FR-RT-13."""
+    chance = random.Random(11)
+
+    async def talk(call: Call) -> None:
+        while request := await call.request():
+            await asyncio.sleep(chance.random() / 100)
+            if b'"stream":true' not in request:
+                await call.send(answer(b"{}"))
+                continue
+            await call.send(SSE)
+            for _ in range(3):
+                await call.send(b"9\r\ndata: 1\n\n\r\n")
+                await asyncio.sleep(chance.random() / 200)
+            await call.send(b"0\r\n\r\n")
+
+    async with gatehouse({"p1": talk, "p2": talk, "d1": talk, "d2": talk}, KNOWING) as house:
+
+        async def client() -> None:
+            for _ in range(20):
+                _, writer = await asyncio.open_connection(*house.url[7:].split(":"))
+                stream = b"true" if chance.random() < 0.5 else b"false"
+                body = b'{"text":"x","stream":%s}' % stream
+                head = b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n"
+                writer.write((head % len(body) + body)[: chance.randrange(20, 200)])
+                await asyncio.sleep(chance.random() / 30)
+                writer.close()
+
+        await asyncio.gather(*(client() for _ in range(10)))
+        await until(lambda: house.idle, timeout_s=5, what="all given back")
+        status, _, _ = await house.post("/generate", {"text": "x"})
+        assert status == 200
+        await until(lambda: house.idle)
+        assert house.legs.sockets <= 8
