@@ -82,7 +82,7 @@ class Subscriptions:
             if before is not None:
                 await self._leave(worker.pod, forget=before[0].generation != worker.generation)
             try:
-                dialect, places = dialect_of(worker.engine), ranks(worker)
+                dialect, places = dialect_of(worker.event_form or worker.engine), ranks(worker)
             except ValueError as error:
                 log.error("not followed pod=%s %s", worker.pod, error)
                 return

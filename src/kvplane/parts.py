@@ -1,0 +1,127 @@
+"""Parts: what the processes of the plane are put together from.
+
+Edge of the roof. Small adapters between packages that do not know each other; plane.py orders
+them, wiring.py picks them. Open it to change what one package hears of another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from kvplane.events import Subscriptions
+from kvplane.index import MemoryStore, RedisStore, Store
+from kvplane.router import (
+    BreakerSettings,
+    Fleet,
+    Gateway,
+    GatewayError,
+    ProbeSettings,
+    Prompts,
+    RetrySettings,
+    RouterSettings,
+)
+from kvplane.runtime import Clock
+from kvplane.settings import Settings
+from kvplane.vocabulary import Pod, WorkerUp
+
+
+class Hall:
+    """What discovery says reaches everybody who must know: subscriptions, prompts, fleet."""
+
+    def __init__(
+        self,
+        clock: Clock,
+        gateway: Gateway | None = None,
+        prompts: Prompts | None = None,
+        subscriptions: Subscriptions | None = None,
+    ) -> None:
+        self._clock, self._gateway = clock, gateway
+        self._prompts, self._subscriptions = prompts, subscriptions
+
+    async def up(self, worker: WorkerUp) -> None:
+        """A pod serves: its events are followed before the first request can reach it."""
+        if self._subscriptions is not None:
+            await self._subscriptions.up(worker)
+        if self._prompts is not None:
+            self._prompts.learn(worker.model, worker.tokenizer, worker.engine)
+        if self._gateway is not None:
+            self._gateway.fleet.up(worker, self._clock.now())
+
+    async def down(self, pod: Pod) -> None:
+        """A pod is gone: no request goes there, then what it held is cleared."""
+        if self._gateway is not None:
+            self._gateway.fleet.down(pod)
+            self._gateway.breakers.forget(pod)
+        if self._subscriptions is not None:
+            await self._subscriptions.down(pod)
+
+    def health(self, pod: Pod, well: bool, reason: str) -> None:
+        """One look at a pod."""
+        if self._gateway is not None:
+            self._gateway.fleet.mark_health(pod, well, self._clock.now(), reason)
+
+
+def store_of(told: Settings, clock: Clock) -> Store:
+    """Redis where it is named, else this process's memory."""
+    if told.values.get("redis") is None:
+        return MemoryStore(clock)
+    return RedisStore(told["redis"], told["redis_prefix"], told.values.get("shards"))
+
+
+def router_settings(told: Settings) -> RouterSettings:
+    """The gateway's settings out of its flags."""
+    return RouterSettings(
+        prefill_policy=told["prefill_policy"] or told["policy"],
+        decode_policy=told["decode_policy"],
+        request_timeout_s=told["request_timeout_secs"],
+        block_size=told["block_size"],
+        most_body_bytes=told["max_payload_size"],
+        most_requests=told["max_concurrent_requests"],
+        api_key=told["api_key"],
+        admin_key=told["admin_key"],
+        tokenizer=told["tokenizer"],
+        probe=probe_settings(told),
+        breaker=BreakerSettings(
+            faults=told["cb_failure_threshold"],
+            successes=told["cb_success_threshold"],
+            pause_s=told["cb_timeout_duration_secs"],
+        ),
+        retry=RetrySettings(retries=told["retry_max_retries"]),
+    )
+
+
+def probe_settings(told: Settings) -> ProbeSettings:
+    """How engines are watched."""
+    return ProbeSettings(interval_s=told["health_check_interval_secs"])
+
+
+def with_block_size(workers: Sequence[WorkerUp], block_size: int | None) -> list[WorkerUp]:
+    """Workers that name no block size get the one of --block-size."""
+    if block_size is None:
+        return list(workers)
+    return [replace(one, block_size=one.block_size or block_size) for one in workers]
+
+
+def tokenizing(
+    prompts: Prompts, fleet: Fleet | None = None
+) -> Callable[[Mapping[str, Any]], Awaitable[Sequence[int]]]:
+    """What the index's POST /rank asks for a text: the gateway's own way, so both agree.
+
+    Raises ValueError where it has no answer; its text never shows the prompt.
+    """
+
+    async def tokens(body: Mapping[str, Any]) -> Sequence[int]:
+        path = "/v1/completions" if body.get("prompt") is not None else "/v1/chat/completions"
+        try:
+            found = await prompts.tokenise(path, dict(body), str(body.get("model", "")))
+        except GatewayError as error:
+            raise ValueError(error.message) from None
+        if found.tokens is None:
+            raise ValueError(f"{found.reason}: name a tokenizer (--tokenizer PATH)")
+        if len(found.tokens) != 1:
+            raise ValueError("one prompt at a time")
+        return found.tokens[0]
+
+    return tokens

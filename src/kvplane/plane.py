@@ -1,0 +1,175 @@
+"""Plane: gateway, index and ingest, each a Part of parts in the order in which one needs the other.
+
+Edge of the roof; the adapters are in parts.py, wiring.py chooses. Open it to change what a process
+is made of.
+
+    GatewayPlane    store -> Follower -> View -> Gateway <- Static (-> Subscriptions -> store)
+    IndexPlane      store -> Follower -> View -> index app
+    IngestPlane     Static -> Subscriptions -> store
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from prometheus_client import CollectorRegistry
+
+from kvplane.composite import Composite
+from kvplane.doors import Metrics, Server, Switchboard
+from kvplane.events import EventsMetrics, Subscriptions, routes
+from kvplane.index import Follower, IndexMetrics, Store, View, index_app
+from kvplane.parts import (
+    Hall,
+    probe_settings,
+    router_settings,
+    store_of,
+    tokenizing,
+    with_block_size,
+)
+from kvplane.router import (
+    Api,
+    Fleet,
+    Gateway,
+    Ledger,
+    Legs,
+    LegSettings,
+    Prompts,
+    RouterMetrics,
+    RouterSettings,
+    Static,
+    admin_app,
+)
+from kvplane.runtime import SystemClock
+from kvplane.settings import Settings
+from kvplane.vocabulary import WorkerUp
+from kvplane.workers import worker_from_table
+
+
+class GatewayPlane(Composite):
+    """A gateway with its own view; without a shared store it also follows the engines itself."""
+
+    def __init__(self, told: Settings, workers: Sequence[WorkerUp], port: int) -> None:
+        super().__init__()
+        self._told, self._port = told, port
+        self._workers = with_block_size(workers, told["block_size"])
+        self._clock, self._registry = SystemClock(), CollectorRegistry()
+
+    async def build(self) -> None:
+        """Store, view, gateway, then the engines, then the door."""
+        settings, store, view = (
+            router_settings(self._told),
+            store_of(self._told, self._clock),
+            View(),
+        )
+        self.closing(store)
+        metrics = IndexMetrics(self._registry)
+        follower = Follower(store, view, self._clock, metrics)
+        prompts = Prompts(settings.prompts, settings.tokenizer)
+        await self.begin(follower, prompts)
+        gateway = await self._gateway(settings, view, prompts, follower)
+        static = await self._engines(gateway, prompts, store)
+        index = index_app(
+            view,
+            follower,
+            fleet=gateway.fleet.pods,
+            tokenize=tokenizing(prompts, gateway.fleet),
+            metrics=metrics,
+            clock=self._clock,
+        )
+        index.router.routes.extend(routes(store, snapshot="/index/snapshot"))
+        admin = admin_app(gateway, static, worker_from_table)
+        door = Switchboard(
+            {"/index": index, "/metrics": Metrics(self._registry), "": Api(gateway, admin)}
+        )
+        if self._told.values.get("prometheus_port") is not None:
+            aside = Metrics(self._registry)
+            await self.begin(
+                Server(aside, self._told["host"], self._told["prometheus_port"], "metrics")
+            )
+        await self.begin(Server(door, self._told["host"], self._port, "gateway"))
+
+    async def _gateway(
+        self, settings: RouterSettings, view: View, prompts: Prompts, follower: Follower
+    ) -> Gateway:
+        clock, fleet = self._clock, Fleet(settings.fleet)
+        legs = Legs(LegSettings(total_s=settings.request_timeout_s), clock)
+        ledger, metrics = Ledger(clock, settings.rooms_kept), RouterMetrics(self._registry)
+        gateway = Gateway(view, fleet, prompts, legs, ledger, metrics, settings, clock, follower)
+        metrics.watch(fleet, gateway.breakers, clock.now, lambda: ledger.open_rooms)
+        await self.begin(legs, gateway)
+        return gateway
+
+    async def _engines(self, gateway: Gateway, prompts: Prompts, store: Store) -> Static:
+        subscriptions = None
+        if self._told.values.get("redis") is None:
+            subscriptions = Subscriptions(store, self._clock, EventsMetrics(self._registry))
+            await self.begin(subscriptions)
+        hall = Hall(self._clock, gateway, prompts, subscriptions)
+        static = Static(
+            self._workers,
+            await self.session(),
+            self._clock,
+            hall.up,
+            hall.down,
+            hall.health,
+            gateway.settings.probe,
+        )
+        await self.begin(static)
+        return static
+
+
+class IndexPlane(Composite):
+    """Query and change API over a shared store."""
+
+    def __init__(self, told: Settings) -> None:
+        super().__init__()
+        self._told = told
+
+    async def build(self) -> None:
+        """Store, view, then the door."""
+        told, clock, registry = self._told, SystemClock(), CollectorRegistry()
+        store, view, metrics = store_of(told, clock), View(), IndexMetrics(registry)
+        self.closing(store)
+        follower = Follower(store, view, clock, metrics)
+        prompts = Prompts(default=told["tokenizer"])
+        await self.begin(follower, prompts)
+        app = index_app(
+            view,
+            follower,
+            fleet=lambda: told.workers,
+            tokenize=tokenizing(prompts) if told["tokenizer"] else None,
+            metrics=metrics,
+            clock=clock,
+        )
+        app.router.routes.extend(routes(store))
+        door = Switchboard({"/metrics": Metrics(registry), "": app})
+        await self.begin(Server(door, told["host"], told["port"], "index"))
+
+
+class IngestPlane(Composite):
+    """Engines' events into a shared store."""
+
+    def __init__(self, told: Settings) -> None:
+        super().__init__()
+        self._told = told
+
+    async def build(self) -> None:
+        """Store, subscriptions, then the engines."""
+        told, clock, registry = self._told, SystemClock(), CollectorRegistry()
+        store = store_of(told, clock)
+        self.closing(store)
+        subscriptions = Subscriptions(store, clock, EventsMetrics(registry))
+        hall = Hall(clock, subscriptions=subscriptions)
+        workers = with_block_size(told.workers, told["block_size"])
+        static = Static(
+            workers,
+            await self.session(),
+            clock,
+            hall.up,
+            hall.down,
+            settings=probe_settings(told),
+        )
+        await self.begin(subscriptions, static)
+        if told["prometheus_port"] is not None:
+            door = Switchboard({"": Metrics(registry)})
+            await self.begin(Server(door, told["host"], told["prometheus_port"], "ingest"))

@@ -1,0 +1,151 @@
+"""Wiring: which command runs which parts.
+
+Edge of the roof. __main__.py calls run(); each command makes the parts of its process and serves
+until told to stop. plane.py says what a process is made of. Open it to add a command.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+
+import aiohttp
+import uvloop
+
+from kvplane import terminal
+from kvplane.children import ChildFailed
+from kvplane.composite import Unusable
+from kvplane.demo import DemoFailed, demo
+from kvplane.options import NEEDS_REDIS
+from kvplane.runtime import Part, running
+from kvplane.settings import Settings, parser, resolve
+from kvplane.vocabulary import WorkerUp
+
+
+def run(told: Settings) -> int:
+    """Run one command to its end; returns the exit status."""
+    if told.command in NEEDS_REDIS and told["redis"] is None:
+        terminal.complain(f"redis is missing: kvplane {told.command} needs --redis URL")
+        return 2
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        return runner.run(_guarded(told))
+
+
+async def _guarded(told: Settings) -> int:
+    """The command; what may go wrong on an honest machine is one line, not a traceback."""
+    try:
+        return await COMMANDS[told.command](told)
+    except Exception as raised:
+        error: BaseException = raised
+        while isinstance(error, BaseExceptionGroup):
+            error = error.exceptions[0]
+        if isinstance(error, aiohttp.ClientError | TimeoutError):
+            terminal.complain(f"{told.values.get('url', '')}: {error or 'no answer in time'}")
+        elif isinstance(error, OSError | ChildFailed | DemoFailed | Unusable):
+            terminal.complain(str(error))
+        else:
+            raise
+    return 1
+
+
+async def _serve(part: Part) -> int:
+    async with _signals() as told_to_stop, running([part]):
+        await told_to_stop.wait()
+    return 0
+
+
+@contextlib.asynccontextmanager
+async def _signals() -> AsyncIterator[asyncio.Event]:
+    """An event that SIGINT and SIGTERM set."""
+    loop, told = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, told.set)
+    try:
+        yield told
+    finally:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+
+# Each imports only what its process needs: an engine without the gateway starts in half the time.
+
+
+async def _router(told: Settings) -> int:
+    from kvplane.plane import GatewayPlane
+
+    return await _serve(GatewayPlane(told, told.workers, told["port"]))
+
+
+async def _ingest(told: Settings) -> int:
+    from kvplane.plane import IngestPlane
+
+    return await _serve(IngestPlane(told))
+
+
+async def _index(told: Settings) -> int:
+    from kvplane.plane import IndexPlane
+
+    return await _serve(IndexPlane(told))
+
+
+async def _bootstrap(told: Settings) -> int:
+    from kvplane.engines import Directory
+
+    return await _serve(Directory(told["host"], told["port"]))
+
+
+async def _engine(told: Settings) -> int:
+    from kvplane.engine import BadSetting
+    from kvplane.engines import EngineProcess
+
+    try:
+        return await _serve(EngineProcess(told))
+    except BadSetting as error:
+        terminal.complain(str(error))
+        return 2
+
+
+async def _demo(told: Settings) -> int:
+    """The chat, and with `once` the end; Ctrl-C at any time ends everything in order."""
+
+    from kvplane.plane import GatewayPlane
+
+    def make_plane(workers: list[WorkerUp], port: int) -> Part:
+        words = ["all", "--tokenizer", "builtin", "--host", told["host"]]
+        flags = vars(parser().parse_args(words))
+        return GatewayPlane(resolve(flags, os.environ, {}), workers, port)
+
+    async with _signals() as ended:
+        serving = asyncio.Event()
+
+        async def until_told() -> None:
+            serving.set()
+            await ended.wait()
+
+        show = demo(make_plane, told["port"], told["once"], terminal.say, until_told)
+        work, stop = asyncio.create_task(show), asyncio.create_task(ended.wait())
+        await asyncio.wait((work, stop), return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if not work.done() and not serving.is_set():
+            work.cancel()  # Ctrl-C while it starts or chats: undo what was begun
+            await asyncio.wait((work,))
+            return 130
+        await work
+    return 0
+
+
+COMMANDS: dict[str, Callable[[Settings], Awaitable[int]]] = {
+    "all": _router,
+    "router": _router,
+    "bootstrap": _bootstrap,
+    "ingest": _ingest,
+    "index": _index,
+    "engine": _engine,
+    "demo": _demo,
+    "rank": terminal.rank,
+    "tail": terminal.tail,
+    "healthy": terminal.healthy,
+}
