@@ -386,4 +386,4 @@ async def test_two_hundred_random_aborts_leave_nothing_behind() -> None:
         status, _, _ = await house.post("/generate", {"text": "x"})
         assert status == 200
         await until(lambda: house.idle)
-        assert house.legs.sockets <= 8
+        assert house.legs.sockets <= 2 * 10  # never more than were needed at once
