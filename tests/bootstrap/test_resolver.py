@@ -1,0 +1,283 @@
+"""Resolver: few questions, short memory, and never an old port of an instance that came back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+import pytest
+from kit.clock import FakeClock
+from kit.directory import Seat, serving
+from kit.wait import until
+from prometheus_client import CollectorRegistry
+
+from kvplane.bootstrap import (
+    BootstrapClient,
+    BootstrapMetrics,
+    Endpoint,
+    NewLife,
+    NoDirectory,
+    RankUnknown,
+    Resolver,
+    ResolverSettings,
+    Silent,
+    Topology,
+)
+from kvplane.vocabulary import Generation, Room
+
+A = "10.0.0.1:8998"
+ONE = Topology(attn_tp_size=1, attn_cp_size=1, dp_size=1, pp_size=1)
+
+
+@dataclass
+class FakeClient:
+    """A directory that the test restarts, breaks and holds."""
+
+    life: str | None = "g1"
+    port: int = 40000
+    error: Exception | None = None
+    gate: asyncio.Event = field(default_factory=asyncio.Event)
+    asked: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.gate.set()
+
+    async def _answered(self, question: str) -> Generation | None:
+        self.asked.append(question)
+        life = self.life
+        await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        return None if life is None else Generation(life)
+
+    async def topology(self, address: str, deadline_s: float | None = None) -> Any:
+        return ONE, await self._answered(f"topology {address}")
+
+    async def rank(
+        self, address: str, dp: int, cp: int, tp: int, pp: int, deadline_s: float | None = None
+    ) -> Endpoint:
+        life = await self._answered(f"rank {address} {dp}{cp}{tp}{pp}")
+        return Endpoint("10.0.0.1", self.port, life)
+
+    async def dp_ranks(
+        self, address: str, rooms: Iterable[int], deadline_s: float | None = None
+    ) -> dict[Room, int]:
+        await self._answered(f"rooms {address}")
+        return {Room(room): 1 for room in rooms}
+
+
+@pytest.fixture
+def fake() -> FakeClient:
+    return FakeClient()
+
+
+@pytest.fixture
+async def resolver(fake: FakeClient, clock: FakeClock) -> AsyncIterator[Resolver]:
+    made = Resolver(fake, clock, ResolverSettings(fresh_s=0.5))  # type: ignore[arg-type]
+    yield made
+    await made.close()
+
+
+async def test_a_hundred_rooms_ask_once(fake: FakeClient, resolver: Resolver) -> None:
+    fake.gate.clear()
+    waiting = [asyncio.create_task(resolver.topology(A)) for _ in range(100)]
+    await until(lambda: fake.asked)
+    fake.gate.set()
+    found = await asyncio.gather(*waiting)
+    assert fake.asked == [f"topology {A}"]
+    assert len({id(one) for one in found}) == 1
+
+
+async def test_a_waiter_that_leaves_takes_nobody_with_it(
+    fake: FakeClient, resolver: Resolver
+) -> None:
+    fake.gate.clear()
+    first, second = (asyncio.create_task(resolver.topology(A)) for _ in range(2))
+    await until(lambda: fake.asked)
+    first.cancel()
+    await until(first.done)
+    fake.gate.set()
+    assert (await second).generation == "g1"
+
+
+async def test_an_answer_is_believed_for_a_short_time_only(
+    fake: FakeClient, resolver: Resolver, clock: FakeClock
+) -> None:
+    for wait, asked in ((0.0, 1), (0.4, 1), (0.2, 2)):
+        clock.advance(wait)
+        await resolver.topology(A)
+        await resolver.endpoint(A, 0, 0, 0, 0)
+        assert len(fake.asked) == 2 * asked
+
+
+async def test_a_restart_is_noticed_before_an_old_port_is_used(
+    fake: FakeClient, resolver: Resolver, clock: FakeClock
+) -> None:  # FR-BS-03, the decode's side
+    await resolver.topology(A)
+    assert (await resolver.endpoint(A, 0, 0, 0, 0)).port == 40000
+    fake.life, fake.port = "g2", 40001
+    clock.advance(0.6)
+    assert (await resolver.topology(A)).generation == "g2"
+    found = await resolver.endpoint(A, 0, 0, 0, 0)
+    assert (found.port, found.generation) == (40001, "g2")
+
+
+async def test_a_rank_of_another_life_makes_the_topology_void(
+    fake: FakeClient, resolver: Resolver
+) -> None:
+    await resolver.topology(A)
+    fake.life = "g2"
+    await resolver.endpoint(A, 0, 0, 0, 0)
+    assert (await resolver.topology(A)).generation == "g2"
+
+
+async def test_a_caller_that_expects_a_life_is_told_of_another(
+    fake: FakeClient, resolver: Resolver
+) -> None:
+    fake.life = "g2"
+    with pytest.raises(NewLife, match="is now g2, was g1"):
+        await resolver.endpoint(A, 0, 0, 0, 0, expected=Generation("g1"))
+    assert await resolver.endpoint(A, 0, 0, 0, 0, expected=Generation("g2"))
+
+
+async def test_a_server_without_generations_is_asked_again_all_the_same(
+    fake: FakeClient, resolver: Resolver, clock: FakeClock
+) -> None:
+    fake.life = None
+    await resolver.topology(A)
+    await resolver.endpoint(A, 0, 0, 0, 0)
+    fake.port = 40001
+    clock.advance(0.6)
+    await resolver.topology(A)
+    assert (await resolver.endpoint(A, 0, 0, 0, 0)).port == 40001
+
+
+async def test_what_is_forgotten_is_asked_anew(fake: FakeClient, resolver: Resolver) -> None:
+    await resolver.topology(A)
+    resolver.forget(A)
+    await resolver.topology(A)
+    assert len(fake.asked) == 2
+
+
+async def test_an_answer_that_was_out_when_its_address_was_forgotten_is_not_kept(
+    fake: FakeClient, resolver: Resolver
+) -> None:
+    fake.gate.clear()
+    early = asyncio.create_task(resolver.topology(A))
+    await until(lambda: fake.asked)
+    resolver.forget(A)
+    fake.life = "g2"
+    later = asyncio.create_task(resolver.topology(A))
+    await until(lambda: len(fake.asked) == 2)
+    fake.gate.set()
+    assert ((await early).generation, (await later).generation) == ("g1", "g2")
+    assert (await resolver.topology(A)).generation == "g2"
+
+
+async def test_addresses_are_whole_texts(fake: FakeClient, resolver: Resolver) -> None:
+    for address in ("h:9998", "h:99980"):
+        await resolver.topology(address)
+    resolver.forget("h:9998")
+    await resolver.topology("h:99980")
+    assert len(fake.asked) == 2
+
+
+async def test_a_failed_address_is_left_alone_for_doubling_waits(
+    fake: FakeClient, resolver: Resolver, clock: FakeClock
+) -> None:  # FR-BS-08
+    fake.error = Silent(A, 3.0)
+    for _ in range(3000):  # 30 s of a hundred requests per second
+        with pytest.raises(Silent):
+            await resolver.topology(A)
+        with pytest.raises(Silent):
+            await resolver.endpoint(A, 0, 0, 0, 0)
+        clock.advance(0.01)
+    assert 6 <= len(fake.asked) <= 14
+    fake.error = None
+    clock.advance(10)
+    await resolver.topology(A)
+    fake.error = NoDirectory(A, "connection refused")
+    clock.advance(1)
+    with pytest.raises(NoDirectory):
+        await resolver.topology(A)
+    fake.error = None
+    clock.advance(0.31)  # the first wait again, not the longest
+    await resolver.topology(A)
+
+
+async def test_one_silent_address_delays_no_other(fake: FakeClient, resolver: Resolver) -> None:
+    fake.gate.clear()  # FR-BS-08
+    stuck = asyncio.create_task(resolver.topology("10.0.0.2:8998"))
+    await until(lambda: fake.asked)
+    fake.gate = asyncio.Event()
+    fake.gate.set()
+    assert await asyncio.wait_for(resolver.topology(A), 1)
+    stuck.cancel()
+
+
+async def test_an_unknown_rank_says_nothing_of_its_directory(
+    fake: FakeClient, resolver: Resolver
+) -> None:
+    fake.error = RankUnknown(A, "Bootstrap info not found")
+    with pytest.raises(RankUnknown):
+        await resolver.endpoint(A, 0, 0, 9, 0)
+    fake.error = None
+    assert await resolver.endpoint(A, 0, 0, 0, 0)
+
+
+async def test_the_memory_of_addresses_is_bounded(fake: FakeClient, clock: FakeClock) -> None:
+    resolver = Resolver(fake, clock, ResolverSettings(most_addresses=10))  # type: ignore[arg-type]
+    for i in range(50):
+        await resolver.topology(f"h{i}:1")
+    assert len(resolver._known) == 10
+    await resolver.close()
+
+
+async def test_outcomes_are_counted_by_stage(fake: FakeClient, clock: FakeClock) -> None:
+    registry = CollectorRegistry()
+    resolver = Resolver(fake, clock, metrics=BootstrapMetrics(registry))  # type: ignore[arg-type]
+    await resolver.topology(A)
+    fake.error = Silent(A, 3.0)
+    with pytest.raises(Silent):
+        await resolver.dp_ranks(A, [Room(1)])
+
+    def counted(stage: str, outcome: str) -> float | None:
+        labels = {"stage": stage, "outcome": outcome}
+        return registry.get_sample_value("kvplane_bootstrap_resolutions_total", labels)
+
+    assert (counted("resolve-topology", "ok"), counted("resolve-rank", "Silent")) == (1, 1)
+    await resolver.close()
+
+
+async def test_a_prefill_restarted_under_its_address_is_reached_on_its_new_ports(
+    clock: FakeClock,
+) -> None:
+    """Everything real but the time: server, client, resolver."""
+    async with aiohttp.ClientSession() as session:
+        resolver = Resolver(BootstrapClient(session), clock)
+        async with serving("first") as seat:
+            await both(seat, 1, 2)
+            first = await resolver.topology(seat.address)
+            assert [await port_of(resolver, seat.address, tp) for tp in (0, 1)] == [1, 2]
+            port = seat.port
+        clock.advance(1)
+        with pytest.raises(NoDirectory, match=str(port)):
+            await resolver.topology(seat.address)
+        async with serving("second", port=port) as seat:
+            await both(seat, 3, 4)
+            clock.advance(1)
+            assert (await resolver.topology(seat.address)).generation != first.generation
+            assert [await port_of(resolver, seat.address, tp) for tp in (0, 1)] == [3, 4]
+        await resolver.close()
+
+
+async def both(seat: Seat, first: int, second: int) -> None:
+    for tp, port in ((0, first), (1, second)):
+        await seat.put(attn_tp_size=2, attn_tp_rank=tp, rank_port=port)
+
+
+async def port_of(resolver: Resolver, address: str, tp: int) -> int:
+    return (await resolver.endpoint(address, 0, 0, tp, 0)).port
