@@ -19,7 +19,8 @@ from starlette.types import ASGIApp
 
 from kvplane.runtime import Clock
 
-from .body import Call, Reader
+from .asks import Call
+from .body import Reader
 from .errors import BadRequest, EngineError
 from .flow import Flow
 from .serving import Answer

@@ -18,11 +18,16 @@ SYMBOLS = ("scipy_openblas_set_num_threads64_", "openblas_set_num_threads64_",
            "scipy_openblas_set_num_threads", "openblas_set_num_threads")  # fmt: skip
 
 
-def one_thread() -> bool:
-    """Tell the BLAS of this process; False where it is another one than OpenBLAS wheels bring."""
+def libraries() -> list[Path]:
+    """OpenBLAS as numpy's wheels bring it; empty for other builds of numpy."""
     home = Path(np.__file__).parent
     places = (home.parent / "numpy.libs", home / ".dylibs")
-    for path in (found for place in places for found in sorted(place.glob("*openblas*"))):
+    return [path for place in places for path in sorted(place.glob("*openblas*"))]
+
+
+def one_thread() -> bool:
+    """Tell the BLAS of this process; False where it is another one than OpenBLAS wheels bring."""
+    for path in libraries():
         with suppress(OSError):
             library = ctypes.CDLL(str(path))
             for symbol in SYMBOLS:

@@ -12,48 +12,17 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from kvplane.tokens import Tokenizer, TokensError
 from kvplane.vocabulary import MAX_ROOM, Room
 
+from .asks import Ask, Call
 from .errors import BadRequest, UnknownModel
 from .fields import Fields
 from .settings import EngineSettings
 
-ROUTES = ("generate", "completions", "chat")
-
-
-@dataclass(frozen=True, slots=True)
-class Ask:
-    """One sample of one prompt."""
-
-    index: int
-    ids: tuple[int, ...]
-    max_new: int  # tokens
-    prompt: int = 0  # number of its prompt in the body
-    sample: int = 0  # number of the sample of that prompt
-    stops: tuple[str, ...] = ()
-    ignore_eos: bool = False
-    room: Room | None = None
-    host: str | None = None  # of the prefill's bootstrap server
-    port: int | None = None
-    dp_rank: int | None = None  # ours
-    prefill_dp_rank: int | None = None
-    salt: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Call:
-    """One body."""
-
-    route: str  # one of ROUTES
-    rid: str
-    asks: tuple[Ask, ...]
-    stream: bool = False
-    batched: bool = False  # the answer is a list (/generate only)
-    usage_at_end: bool = False  # of a stream
+MOST_RID = 200  # characters
 
 
 class Reader:
@@ -76,7 +45,7 @@ class Reader:
         if count > self._settings.most_samples:
             most = self._settings.most_samples
             raise BadRequest("n", f"{len(prompts)} prompts x n {samples}: must be {most} or fewer")
-        rid = rid or fields.text("rid") or uuid.uuid4().hex
+        rid = _rid(rid or fields.text("rid") or uuid.uuid4().hex)
         triples = _triples(fields, count, len(prompts))
         asks = tuple(
             self._ask(route, fields, sampling, (index, *divmod(index, samples)), ids, triple)
@@ -209,6 +178,13 @@ class Reader:
             return self._tokenizer.chat(messages, tools or None, prompt, dict(extra))
         except TokensError as error:
             raise BadRequest("messages", f"messages: {error}") from error
+
+
+def _rid(rid: str) -> str:
+    """It goes back in a header: nothing else may."""
+    if not (rid.isascii() and rid.isprintable() and len(rid) <= MOST_RID):
+        raise BadRequest("rid", f"rid: must be printable ASCII, {MOST_RID} characters or fewer")
+    return rid
 
 
 def _triples(

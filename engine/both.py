@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from kvplane.vocabulary import Room, Stage
 
-from .body import Ask
+from .asks import Ask
 from .errors import CutConnection
 from .faults import Faults
 from .sequence import Emit, Sequences

@@ -14,7 +14,7 @@ from kvplane.runtime import Clock
 from kvplane.transfer import Metadata, TransferError
 from kvplane.vocabulary import BootstrapTriple, Room, Stage, StageRecord
 
-from .body import Ask
+from .asks import Ask
 from .cache import Lease
 from .errors import CutConnection, RoomFailed
 from .faults import Faults

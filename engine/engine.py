@@ -27,7 +27,8 @@ from kvplane.vocabulary import Generation, Role, Room
 
 from .admin import AdminRoutes
 from .api import InferenceRoutes, application
-from .body import Ask, Call, Reader
+from .asks import Ask, Call
+from .body import Reader
 from .both import Both
 from .compute import Compute
 from .decode import Decode

@@ -1,6 +1,6 @@
 """Facts: what does this engine say of itself?
 
-Pure. GET /server_info. Open it to tell gateways another fact. Source: SGLang's /server_info; what
+Door: GET /server_info. Open it to tell gateways another fact. Source: SGLang's /server_info; what
 is ours alone lies under `kvplane`.
 """
 

@@ -14,7 +14,6 @@ only, unless a flag says otherwise. Open it to add a way to break.
 
 from __future__ import annotations
 
-import asyncio
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -105,7 +104,8 @@ class Faults:
         if fault.kind == "delay":
             await self._clock.sleep(fault.seconds)
         elif fault.kind == "hang":
-            await asyncio.Event().wait()  # whoever waits for us has a deadline
+            await self._clock.sleep(MOST_SECONDS)  # whoever waits for us gives up before
+            raise InjectedFault(f"fault injected at {stage.value}: hung {MOST_SECONDS:g} s")
         elif fault.kind == "reset":
             raise ConnectionResetError(f"fault injected at {stage.value}: reset")
         else:

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 
 from kvplane.runtime import cancel
 
-from .body import Ask, Call
+from .asks import Ask, Call
 from .errors import BadRequest, EngineError, Overloaded
 from .metrics import EngineMetrics
 from .pieces import Piece

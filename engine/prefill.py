@@ -16,7 +16,7 @@ from kvplane.runtime import Clock
 from kvplane.transfer import Metadata, TransferError
 from kvplane.vocabulary import Room, Stage, StageRecord
 
-from .body import Ask
+from .asks import Ask
 from .errors import BadRequest, CutConnection, EngineError, RoomFailed
 from .faults import Faults
 from .pieces import Written

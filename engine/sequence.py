@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 
 from kvplane.tokens import Tokenizer
 
-from .body import Ask
+from .asks import Ask
 from .cache import Lease
 from .metrics import EngineMetrics
 from .model import Context

@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 
 from kvplane.runtime import cancel
 
-from .body import Call
+from .asks import Call
 from .errors import CutConnection, EngineError
 from .flow import Flow
 from .pieces import Piece

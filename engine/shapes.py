@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from .body import Call
+from .asks import Call
 from .errors import EngineError, RoomFailed
 from .pieces import Piece
 

@@ -1,6 +1,6 @@
 """Truth: what really lies in this engine, for tests to compare with.
 
-Pure. GET /truth of admin.py. Open it to show tests another fact.
+Door: GET /truth of admin.py, reads only. Open it to show tests another fact.
 """
 
 from __future__ import annotations

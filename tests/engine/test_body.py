@@ -84,6 +84,7 @@ BAD: list[tuple[str, Any, str]] = [
     ("completions", {"prompt": "a", "bootstrap_host": 7}, "bootstrap_host"),
     ("completions", {"prompt": "a", "bootstrap_host": "2.2.2.2"}, "fake"),
     ("completions", {"prompt": "a", "bootstrap_port": 70000}, "bootstrap_port = 70000"),
+    ("completions", {"prompt": "a", "rid": "a\r\nx: y"}, "rid"),
     ("completions", {"prompt": "a", "routed_dp_rank": -1}, "routed_dp_rank"),
     ("chat", {"messages": []}, "messages"),
     ("chat", {"messages": "hi"}, "messages"),

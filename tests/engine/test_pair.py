@@ -169,7 +169,7 @@ async def test_without_checksums_the_model_itself_is_the_witness(start: Start, k
 async def test_a_broken_stage_fails_the_room_at_both_ends_in_time(
     start: Start, side: str, stage: str, kind: str
 ) -> None:
-    two = await pair(start, room_s=1.5)
+    two = await pair(start, room_s=0.8)
     broken = getattr(two, side)
     await broken.post("/fault", stage=stage, kind=kind)
     legs = [
@@ -178,7 +178,7 @@ async def test_a_broken_stage_fails_the_room_at_both_ends_in_time(
     ]
     if kind == "hang" and stage in ("register", "consume"):
         # nobody but the gateway bounds an engine's own work: it leaves
-        await asyncio.wait(legs, timeout=2.5)
+        await asyncio.wait(legs, timeout=1.5)
         for leg in legs:
             leg.cancel()
     results = await asyncio.gather(*legs, return_exceptions=True)
