@@ -29,7 +29,8 @@ json_values = st.recursive(
     ({"rank_port": "x"}, "rank_port"), ({"rank_port": True}, "rank_port"),
     ({"rank_ip": "0.0.0.0"}, "rank_ip"), ({"rank_ip": "::"}, "rank_ip"),
     ({"rank_ip": "[::]"}, "rank_ip"), ({"rank_ip": ""}, "rank_ip"), ({"rank_ip": 7}, "rank_ip"),
-    ({"rank_ip": "a b"}, "rank_ip"), ({"rank_ip": "h\nx=1"}, "rank_ip"), ({"rank_ip": ...}, "rank_ip"),
+    ({"rank_ip": "a b"}, "rank_ip"), ({"rank_ip": "h\nx=1"}, "rank_ip"),
+    ({"rank_ip": ...}, "rank_ip"),
     ({"attn_tp_rank": 1}, "attn_tp_rank"), ({"attn_tp_rank": -1}, "attn_tp_rank"),
     ({"attn_tp_rank": 0.0}, "attn_tp_rank"), ({"attn_tp_rank": None}, "attn_tp_rank"),
     ({"attn_tp_rank": "1"}, "attn_tp_rank"), ({"attn_tp_rank": "-0"}, "attn_tp_rank"),
@@ -38,7 +39,8 @@ json_values = st.recursive(
     ({"attn_tp_size": 60_000, "pp_size": 60_000}, "dp x cp x tp x pp"),
     ({"page_size": None}, "page_size"), ({"page_size": 0}, "page_size"),
     ({"kv_cache_dtype": ...}, "kv_cache_dtype"), ({"kv_cache_dtype": 16}, "kv_cache_dtype"),
-    ({"dsv41_spec_layout": [1]}, "dsv41_spec_layout"), ({"enable_kv_cache_sharding": "no"}, "enable_kv"),
+    ({"dsv41_spec_layout": [1]}, "dsv41_spec_layout"),
+    ({"enable_kv_cache_sharding": "no"}, "enable_kv"),
     ({"prefill_http_port": -1}, "prefill_http_port"), ({"generation": "a b"}, "generation"),
     ({"generation": "x" * 129}, "generation"), ({"generation": 7}, "generation"),
     ({"system_dp_size": 2, "attn_dp_size": 2, "attn_dp_rank": 1}, "attn_dp_rank"),
@@ -71,7 +73,8 @@ def test_a_literal_in_brackets_is_kept_bare_and_repeated_as_sent(ip: str) -> Non
 
 @pytest.mark.parametrize("change", [
     {}, {"attn_dp_size": 4, "attn_dp_rank": 3}, {"system_dp_size": 3, "system_dp_rank": 2},
-    {"attn_tp_size": 4, "attn_tp_rank": 2, "attn_cp_size": 2, "attn_cp_rank": 1, "pp_size": 2, "pp_rank": 1},
+    {"attn_tp_size": 4, "attn_tp_rank": 2, "attn_cp_size": 2, "attn_cp_rank": 1,
+     "pp_size": 2, "pp_rank": 1},
     {"kv_layout": "nhd", "dsv41_spec_layout": {"a": [1]}, "load_balance_method": "round_robin",
      "enable_kv_cache_sharding": True, "prefill_http_port": 30000, "generation": "life-1"},
 ])  # fmt: skip
