@@ -298,30 +298,31 @@ async def test_an_answer_before_the_request_was_read_ends_the_connection(legs: L
 
 
 async def test_an_idle_connection_is_left_before_the_engine_closes_it() -> None:
-    """Engine closes after 100 ms idle; requests at 95-101 ms idle: none may fail."""
+    """Engine closes after 300 ms idle; requests at 100-310 ms idle: none may fail. The margin
+    is for this process, which is both sides."""
 
     async def script(call: Call) -> None:
         while True:
             try:
-                request = await asyncio.wait_for(call.request(), 0.1)
+                request = await asyncio.wait_for(call.request(), 0.3)
             except TimeoutError:
                 return
             if not request:
                 return
             await call.send(answer())
 
-    legs = Legs(LegSettings(expire_s=0.07))
+    legs = Legs(LegSettings(expire_s=0.15))
     await legs.start()
     async with peer(script) as engine:
 
         async def client(seed: int) -> None:
             chance = random.Random(seed)
-            for _ in range(12):
+            for _ in range(8):
                 await fetch(legs, engine.url)
-                await asyncio.sleep(chance.uniform(0.06, 0.101))
+                await asyncio.sleep(chance.uniform(0.1, 0.31))
 
         await asyncio.gather(*(client(seed) for seed in range(12)))
-        assert len(engine.requests) == 144
+        assert len(engine.requests) == 96
     await legs.stop()
 
 
@@ -653,20 +654,18 @@ async def test_answers_never_cross_under_random_cancels(legs: Legs) -> None:
     chance = random.Random(3)
     async with peer(script) as engine:
 
-        async def client(number: int) -> int:
-            good = 0
+        async def client(number: int) -> None:
             for round_ in range(40):
                 body = b"%d-%d" % (number, round_)
                 try:
                     async with asyncio.timeout(chance.uniform(0.0005, 0.02)):
                         assert await fetch(legs, engine.url, body) == body
-                        good += 1
                 except TimeoutError:
                     pass
-            return good
+                if round_ % 8 == 0:  # what the cancelled ones left behind serves the next well
+                    assert await fetch(legs, engine.url, body + b"!") == body + b"!"
 
-        done = await asyncio.gather(*(client(number) for number in range(15)))
-        assert sum(done) > 0
+        await asyncio.gather(*(client(number) for number in range(15)))
         assert legs.live == 0
 
 
