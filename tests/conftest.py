@@ -6,8 +6,13 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import settings
 from kit.clock import FakeClock
 from kit.redis import real_redis
+
+# A slow machine is no finding: an example has no deadline, a test has one (pytest-timeout).
+settings.register_profile("kvplane", deadline=None)
+settings.load_profile("kvplane")
 
 
 @pytest.fixture(scope="session")

@@ -10,6 +10,7 @@ import pytest
 from kit.ports import free_port
 from kit.redis import binary, server
 from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from kvplane.index import (
     Applied,
@@ -22,6 +23,8 @@ from kvplane.index import (
     StaleEpoch,
     StoreDown,
 )
+from kvplane.index.stores.reading import ours
+from kvplane.runtime import cancel
 from kvplane.vocabulary import BlockHash, Cursor, Epoch, Pod, Stored, Tier, Worker
 
 A, ONE = Worker(Pod("a")), Epoch(1)
@@ -171,3 +174,21 @@ async def test_a_cancelled_call_never_leaves_its_answer_to_the_next(store: Redis
                 continue
             assert not isinstance(found, BaseException) and found is not None
             assert found.epoch == number + 1
+
+
+@pytest.mark.parametrize("ends_with", [None, RedisConnectionError("gone")])
+async def test_a_cancellation_that_the_client_loses_still_ends_the_task(
+    ends_with: Exception | None,
+) -> None:
+    async def work() -> None:
+        with ours("redis://h:1"):
+            try:
+                await asyncio.Event().wait()
+            except asyncio.CancelledError:  # as asyncio.wait_for does before Python 3.12
+                if ends_with:
+                    raise ends_with from None
+
+    task = asyncio.create_task(work())
+    await asyncio.sleep(0)
+    await cancel(task)
+    assert task.cancelled()
