@@ -121,7 +121,8 @@ class Engine:
         await self._stack.aclose()
 
     async def _start_events(self) -> None:
-        s, free = self.settings, free_range(self.settings.host, 2 * self.settings.dp)
+        s = self.settings
+        free = 0 if s.events_port and s.replay_port else free_range(s.host, 2 * s.dp)
         live, replay = s.events_port or free, s.replay_port or free + s.dp
         for unit in self.units:
             await unit.publisher.start(s.host, live + unit.dp_rank, replay + unit.dp_rank)

@@ -56,6 +56,9 @@ class EngineSettings:
             if getattr(self, field) != 1:
                 want = "this engine computes in one rank yet; must be 1"
                 raise BadSetting(field, getattr(self, field), want)
+        if self.role is Role.PREFILL and not 1 <= self.bootstrap_port <= 65535:
+            want = "decodes must know it: 1 to 65535"
+            raise BadSetting("bootstrap_port", self.bootstrap_port, want)
         if self.block_size != PAGE_TOKENS:
             raise BadSetting("block_size", self.block_size, f"must be {PAGE_TOKENS}")
         if self.event_form not in ("vllm", "sglang"):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,35 +52,47 @@ class Running:
 Start = Callable[..., Awaitable[Running]]
 
 
-async def directory(stack: AsyncExitStack) -> int:
-    """The port of a real bootstrap server."""
-    clock = SystemClock()
-    app = bootstrap_app(Directory(Generation("d1")), RoomTable(), clock)
-    server = Server(app, "127.0.0.1", 0, "bootstrap")
-    await server.start()
-    stack.push_async_callback(server.stop)
-    return server.port
+class House:
+    """What is up; `close` takes all of a floor down at once, since each takes its time."""
+
+    def __init__(self) -> None:
+        self._floors: tuple[list[Callable[[], Awaitable[None]]], ...] = ([], [], [], [])
+
+    async def directory(self) -> int:
+        """The port of a real bootstrap server."""
+        app = bootstrap_app(Directory(Generation("d1")), RoomTable(), SystemClock())
+        server = Server(app, "127.0.0.1", 0, "bootstrap")
+        await server.start()
+        self._floors[3].append(server.stop)
+        return server.port
+
+    async def engine(self, role: Role = Role.BOTH, **settings: Any) -> Running:
+        """An engine and its door."""
+        if role is Role.PREFILL and "bootstrap_port" not in settings:
+            settings["bootstrap_port"] = await self.directory()
+        told = {"port": free_port(), "events_port": 0, "replay_port": 0, "blocks": 128}
+        engine = Engine(EngineSettings(role=role, **(told | settings)), SystemClock())
+        await engine.start()
+        self._floors[2].append(engine.stop)
+        server = Server(engine.app, "127.0.0.1", engine.settings.port, role.value)
+        await server.start()
+        self._floors[1].append(server.stop)
+        url = f"http://127.0.0.1:{engine.settings.port}"
+        session = aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(total=30))
+        self._floors[0].append(session.close)
+        return await Running(engine, session).ready()
+
+    async def close(self) -> None:
+        """Clients, doors, engines, directories."""
+        for floor in self._floors:
+            await asyncio.gather(*(stop() for stop in floor))
 
 
 @pytest.fixture
 async def start() -> AsyncIterator[Start]:
     """start(role, **settings) -> Running; everything is stopped at the end of the test."""
-    async with AsyncExitStack() as stack:
-
-        async def one(role: Role = Role.BOTH, **settings: Any) -> Running:
-            if role is Role.PREFILL and "bootstrap_port" not in settings:
-                settings["bootstrap_port"] = await directory(stack)
-            told = {"port": free_port(), "events_port": 0, "replay_port": 0, "blocks": 128}
-            engine = Engine(EngineSettings(role=role, **(told | settings)), SystemClock())
-            await engine.start()
-            stack.push_async_callback(engine.stop)
-            server = Server(engine.app, "127.0.0.1", engine.settings.port, role.value)
-            await server.start()
-            stack.push_async_callback(server.stop)
-            url = f"http://127.0.0.1:{engine.settings.port}"
-            timeout = aiohttp.ClientTimeout(total=30)
-            session = aiohttp.ClientSession(url, timeout=timeout)
-            stack.push_async_callback(session.close)
-            return await Running(engine, session).ready()
-
-        yield one
+    house = House()
+    try:
+        yield house.engine
+    finally:
+        await house.close()

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry
 from kvplane.engine import BadSetting, EngineSettings
 from kvplane.engine.evidence import MOST_STAGES, Evidence
 from kvplane.engine.metrics import EngineMetrics
-from kvplane.vocabulary import Room, Stage, StageRecord
+from kvplane.vocabulary import Role, Room, Stage, StageRecord
 
 
 def seen(room: int) -> StageRecord:
@@ -51,6 +51,7 @@ def test_old_rooms_make_room_and_no_room_grows_for_ever() -> None:
         ({"block_size": 64}, "block_size = 64: must be 16"),
         ({"event_form": "trt"}, "event_form = 'trt': must be vllm or sglang"),
         ({"blocks": 1}, "blocks = 1"),
+        ({"role": Role.PREFILL, "bootstrap_port": 0}, "bootstrap_port = 0"),
     ],
 )
 def test_a_setting_that_cannot_be_is_named(wrong: dict[str, Any], names: str) -> None:
