@@ -47,6 +47,8 @@ class Follower:
         self._late_ms = 0.0  # age of the last entry when it was applied
         self._asked = 0.0  # monotonic; when the read we wait for began
         self._tasks: list[asyncio.Task[None]] = []
+        if metrics:
+            metrics.watch(view, self.lag_ms)
 
     async def start(self) -> None:
         """Begin to follow; wait for `ready` to have a view."""

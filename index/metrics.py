@@ -6,7 +6,7 @@ scrapes, so that applying changes pays nothing for them.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
@@ -39,11 +39,15 @@ class IndexMetrics:
             registry=registry,
         )
 
+    def watch(self, view: View, lag_ms: Callable[[], float]) -> None:
+        """From now on a scrape shows what this view holds and how late it is."""
+        self.registry.register(ViewCollector(view, lag_ms))
+
 
 class ViewCollector(Collector):
     """Blocks per worker and tier, and how far behind the view is; read at scrape time."""
 
-    def __init__(self, view: View, lag_ms: object) -> None:
+    def __init__(self, view: View, lag_ms: Callable[[], float]) -> None:
         self._view, self._lag_ms = view, lag_ms
 
     def collect(self) -> Iterator[Metric]:
@@ -56,7 +60,5 @@ class ViewCollector(Collector):
             for tier, count in zip(TIERS, facts.counts if facts else (), strict=False):
                 blocks.add_metric([str(worker), tier.value], count)
         yield blocks
-        lag = self._lag_ms() if callable(self._lag_ms) else 0.0
-        yield GaugeMetricFamily(
-            "kvplane_index_lag_seconds", "Age of the last change when applied", value=lag / 1000
-        )
+        text = "Age of the last change when it was applied, and how long the store is away"
+        yield GaugeMetricFamily("kvplane_index_lag_seconds", text, value=self._lag_ms() / 1000)

@@ -69,7 +69,10 @@ async def test_a_view_begins_with_the_snapshot_and_goes_on_with_the_tail(
         await store.begin_life(A, ONE)
         await until(lambda: view.epoch(A) == 2)
         assert count(view) == 0
-    assert metrics.registry.get_sample_value("kvplane_index_entries_total") == 2
+    value = metrics.registry.get_sample_value
+    assert value("kvplane_index_entries_total") == 2
+    assert value("kvplane_index_blocks", {"worker": "a", "tier": "gpu"}) == 0
+    assert value("kvplane_index_lag_seconds") == 0
 
 
 async def test_a_follower_that_fell_behind_begins_again_from_a_snapshot(
