@@ -4,8 +4,8 @@ Door to the package: the few names others may use. hashing, view and ranking dec
 follower move bytes; api and client speak HTTP. Knows neither engines nor requests.
 """
 
-from .api import index_app
-from .client import IndexClient
+from typing import TYPE_CHECKING, Any
+
 from .errors import BadValue, CursorGone, IndexFault, IndexRefused, ShardsFixed, StoreDown
 from .follower import Follower
 from .hashing import Tokens, chain, extend, from_hex, pack, seed, to_hex
@@ -29,6 +29,10 @@ from .stores.base import (
     WorkerState,
 )
 from .view import Facts, Size, View
+
+if TYPE_CHECKING:
+    from .api import index_app
+    from .client import IndexClient
 
 __all__ = [
     "STORES",
@@ -72,3 +76,17 @@ __all__ = [
     "seed",
     "to_hex",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """The HTTP door and its client when first asked for: an engine needs neither, and the web
+    framework behind them is a second of its start."""
+    if name == "index_app":
+        from .api import index_app
+
+        return index_app
+    if name == "IndexClient":
+        from .client import IndexClient
+
+        return IndexClient
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -19,6 +19,7 @@ from kit.ports import free_ports
 from kit.wait import until
 
 from kvplane.children import Child
+from kvplane.options import COMMANDS
 
 ROOT = Path(__file__).parents[1]
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
@@ -63,8 +64,10 @@ class Network:
     def local(self, word: str) -> str:
         if word.startswith("redis://redis:"):
             return self._redis_url
+        if word in SERVICES and word not in COMMANDS:
+            return "127.0.0.1"
         for name in SERVICES:
-            word = re.sub(rf"(^|//){name}(?=:|$)", r"\g<1>127.0.0.1", word)
+            word = re.sub(rf"//{name}(?=:)", "//127.0.0.1", word)
         word = re.sub(r"^0\.0\.0\.0$", "127.0.0.1", word)
         return PORT.sub(lambda found: str(self.ports.get(found[1], found[1])), word)
 
