@@ -149,6 +149,14 @@ async def test_a_rank_nobody_can_reach_is_no_answer(client: BootstrapClient, bod
             await client.rank(other.url, 0, 0, 0, 0)
 
 
+async def test_nobody_is_sent_elsewhere(client: BootstrapClient, seat: Seat) -> None:
+    await client.register(seat.address, RANK)
+    there = f"location: http://{seat.address}/health\r\n".encode()
+    async with peer(replies(answer(b"", 302, there))) as other:
+        with pytest.raises(BadAnswer, match="status 302"):
+            await client.health(other.url)
+
+
 async def test_an_answer_of_sglangs_own_server_has_no_generation(client: BootstrapClient) -> None:
     async with peer(replies(answer(b'{"rank_ip": "[::1]", "rank_port": 7}'))) as other:
         found = await client.rank(other.url, 0, 0, 0, 0)
