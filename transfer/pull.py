@@ -155,6 +155,7 @@ class Puller:
             protocol=PROTOCOL,
             room=attempt.triple.room,
             attempt=attempt.number,
+            expected=endpoint.generation,
             generation=self._generation,
             layout=self._layout,
             offer=self._backend.offer(),

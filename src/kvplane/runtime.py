@@ -72,12 +72,24 @@ async def supervise(
             await clock.sleep(wait)
 
 
+CANCEL_AGAIN_S = 1.0  # a cancellation can be lost (wait_for of Python 3.11); it is said again
+CANCEL_MOST = 10  # this often; then the task is left to itself, and named
+
+
 async def cancel(*tasks: asyncio.Task[object] | None) -> None:
     """Cancel tasks and wait until they are gone; their errors are swallowed, ours is not."""
-    living = [task for task in tasks if task is not None]
+    living = {task for task in tasks if task is not None and not task.done()}
+    for _ in range(CANCEL_MOST):
+        if not living:
+            break
+        for task in living:
+            task.cancel()
+        _, living = await asyncio.wait(living, timeout=CANCEL_AGAIN_S)
     for task in living:
-        task.cancel()
-    await asyncio.gather(*living, return_exceptions=True)
+        log.error("task does not end name=%s action=leave", task.get_name())
+    await asyncio.gather(
+        *(task for task in tasks if task is not None and task.done()), return_exceptions=True
+    )
 
 
 @contextlib.asynccontextmanager
