@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 from kit.wait import until
+
 from kvplane.transfer import BACKENDS, Backend, Region, TransferMetrics, TransferSettings
 from kvplane.transfer.backends import Ticket
 from kvplane.transfer.errors import (
