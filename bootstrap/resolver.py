@@ -3,7 +3,8 @@
 Edge, decode side, over client.py; transfer/ asks it for every room. Open it to change how long an
 answer is believed, or how soon a directory that failed is asked again.
 
-One call is outstanding per address and question, whoever waits for it. An answer is reused for
+One call is outstanding per address and question, whoever waits for it; rooms that are asked for
+meanwhile go into the next call together. An answer is reused for
 `fresh_s` only, so a prefill that came back is not reached on an old port; a new generation drops
 everything of its address at once. A failure is repeated from memory until its wait is over; the
 waits double. Addresses are whole texts: h:9998 is not h:99980.
@@ -23,7 +24,7 @@ from kvplane.runtime import Clock, SystemClock, backoff, cancel
 from kvplane.vocabulary import Generation, Room, Stage
 
 from .client import BootstrapClient, Endpoint
-from .errors import BootstrapError, NewLife, RankUnknown, Refused
+from .errors import BootstrapError, NewLife, RankUnknown, Refused, Silent
 from .metrics import BootstrapMetrics
 from .settings import ResolverSettings
 from .topology import Topology
@@ -52,6 +53,16 @@ class _Known:
     failure: BootstrapError | None = None
     again_at: float = 0.0  # not asked before
     waits: Iterator[float] | None = None
+    batch: _Batch | None = None  # rooms that the next question will name
+    line: asyncio.Lock = field(default_factory=asyncio.Lock)  # one question about rooms at a time
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Rooms asked for in one call."""
+
+    rooms: set[Room] = field(default_factory=set)
+    task: asyncio.Task[dict[Room, int]] | None = None
 
 
 class Resolver:
@@ -68,6 +79,7 @@ class Resolver:
         self._settings, self._metrics = settings or ResolverSettings(), metrics
         self._known: OrderedDict[str, _Known] = OrderedDict()
         self._flights: dict[Hashable, asyncio.Task[Any]] = {}
+        self._batches: set[asyncio.Task[Any]] = set()
 
     async def topology(self, address: str) -> Resolved:
         """What the instance behind `address` looks like now.
@@ -105,8 +117,16 @@ class Resolver:
         """Which dp ranks the prefill gave these rooms to; unknown rooms are absent. Not kept."""
         known, asked = self._of(address), tuple(rooms)
         self._hold_back(known)
-        async with _Watched(self, known, Stage.RESOLVE_RANK):
-            return await self._client.dp_ranks(address, asked, self._settings.rank_s)
+        batch = known.batch
+        if batch is None:
+            batch = known.batch = _Batch()
+            batch.task = asyncio.create_task(self._ask_rooms(address, known, batch))
+            self._batches.add(batch.task)
+            batch.task.add_done_callback(self._told)
+        batch.rooms.update(asked)
+        assert batch.task is not None, "a batch has its task from the start"
+        found = await asyncio.shield(batch.task)
+        return {room: found[room] for room in asked if room in found}
 
     def forget(self, address: str) -> None:
         """Ask anew next time; for a caller whose connection to a rank failed."""
@@ -116,7 +136,7 @@ class Resolver:
 
     async def close(self) -> None:
         """End all calls that are still out."""
-        await cancel(*self._flights.values())
+        await cancel(*self._flights.values(), *self._batches)
         self._flights.clear()
 
     async def _ask_topology(self, address: str, known: _Known) -> Resolved:
@@ -139,6 +159,19 @@ class Resolver:
             known.ranks.clear()
         known.ranks[place] = (found, sent_at)
         return found
+
+    async def _ask_rooms(self, address: str, known: _Known, batch: _Batch) -> dict[Room, int]:
+        async with known.line:
+            known.batch = None  # who comes from now on waits for the next call
+            self._hold_back(known)
+            async with _Watched(self, known, Stage.RESOLVE_RANK):
+                rooms = sorted(batch.rooms)
+                return await self._client.dp_ranks(address, rooms, self._settings.rank_s)
+
+    def _told(self, task: asyncio.Task[Any]) -> None:
+        self._batches.discard(task)
+        if not task.cancelled():
+            task.exception()  # seen, also where every waiter has left
 
     async def _flight(self, key: Hashable, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
         """Join the call that is out for `key`, or make it; a waiter that leaves stops nobody."""
@@ -179,7 +212,10 @@ class Resolver:
         if known.waits is None:
             settings = self._settings
             known.waits = backoff(settings.first_wait_s, most_s=settings.most_wait_s)
-        known.failure, known.again_at = error, self._clock.now() + next(known.waits)
+        wait = next(known.waits)
+        if not isinstance(error, Silent):
+            wait = min(wait, self._settings.most_wait_told_s)
+        known.failure, known.again_at = error, self._clock.now() + wait
 
     def _count(self, stage: Stage, outcome: str, duration_s: float) -> None:
         if self._metrics is not None:

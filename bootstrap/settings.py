@@ -28,7 +28,9 @@ class ResolverSettings:
     rank_s: float = 3.0  # one GET of a rank or one question about rooms
     fresh_s: float = 0.5  # answers are reused this long; an engine needs longer to come back
     first_wait_s: float = 0.25  # an address that failed is not asked again before this
-    most_wait_s: float = 5.0  # the wait doubles up to this
+    most_wait_s: float = 5.0  # the wait doubles up to this where an address swallows calls
+    most_wait_told_s: float = 1.0  # and up to this where it says no at once: asking is cheap, and
+    # a prefill that has just come back is not refused from memory for long
     most_addresses: int = 4096  # remembered; the least recently used is forgotten
 
 

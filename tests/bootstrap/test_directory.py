@@ -9,7 +9,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kit.directory import rank
 
-from kvplane.bootstrap import Directory, Inconsistent, LateLife, Registration
+from kvplane.bootstrap import (
+    BadRegistration,
+    BootstrapError,
+    Directory,
+    Inconsistent,
+    LateLife,
+    Registration,
+)
 from kvplane.bootstrap.directory import Accepted
 from kvplane.vocabulary import Generation
 
@@ -182,6 +189,34 @@ def test_a_refused_rank_leaves_the_table_as_it_was() -> None:
         with pytest.raises(Inconsistent):
             put(table, attn_tp_size=2, attn_tp_rank=1, **change)
     assert (table.version, ports(table)) == (version, {0: 40000})
+
+
+anything = st.recursive(
+    st.none() | st.booleans() | st.integers(-2, 5) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner),
+    max_leaves=4,
+)
+bodies = st.dictionaries(st.sampled_from(sorted(rank(generation="a"))), anything, max_size=3)
+
+
+@given(st.lists(bodies, max_size=8))
+def test_whatever_is_sent_is_taken_or_refused_and_a_refusal_changes_nothing(
+    sent: list[dict[str, Any]],
+) -> None:
+    table = directory()
+    for changes in sent:
+        before = (table.table(), table.facts, table.generation, table.version, table.missing())
+        try:
+            new = Registration.parse(rank(attn_tp_size=2) | changes)
+            table.register(new)
+        except BootstrapError as error:
+            assert isinstance(error, BadRegistration | Inconsistent | LateLife)
+            after = (table.table(), table.facts, table.generation, table.version, table.missing())
+            assert before == after
+        else:
+            entry = table.table()[new.place]
+            assert entry.address == new.address
+            assert entry.trusted(0.0)
 
 
 moves = st.lists(

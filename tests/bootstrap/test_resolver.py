@@ -208,6 +208,50 @@ async def test_a_failed_address_is_left_alone_for_doubling_waits(
     await resolver.topology(A)
 
 
+async def test_an_address_that_says_no_at_once_is_asked_again_within_a_second(
+    fake: FakeClient, resolver: Resolver, clock: FakeClock
+) -> None:  # FR-BS-03: the first room after a long outage
+    fake.error = NoDirectory(A, "connection refused")
+    for _ in range(600):
+        with pytest.raises(NoDirectory):
+            await resolver.topology(A)
+        clock.advance(0.1)
+    fake.error = None
+    clock.advance(1.0)
+    assert (await resolver.topology(A)).generation == "g1"
+
+
+async def test_rooms_asked_for_while_a_call_is_out_go_into_the_next_one(
+    fake: FakeClient, resolver: Resolver
+) -> None:
+    fake.gate.clear()
+    first = asyncio.create_task(resolver.dp_ranks(A, [Room(1)]))
+    await until(lambda: fake.asked)
+    others = [asyncio.create_task(resolver.dp_ranks(A, [Room(i), Room(9)])) for i in range(2, 9)]
+    await asyncio.sleep(0)
+    others[0].cancel()
+    fake.gate.set()
+    assert await first == {1: 1}
+    assert await asyncio.gather(*others[1:]) == [{i: 1, 9: 1} for i in range(3, 9)]
+    assert fake.asked == [f"rooms {A}"] * 2
+
+
+async def test_a_failed_question_about_rooms_fails_all_who_waited_and_then_recovers(
+    fake: FakeClient, resolver: Resolver, clock: FakeClock
+) -> None:
+    fake.gate.clear()
+    waiting = [asyncio.create_task(resolver.dp_ranks(A, [Room(i)])) for i in range(1, 9)]
+    await until(lambda: fake.asked)
+    fake.error = Silent(A, 3.0)
+    fake.gate.set()
+    found = await asyncio.gather(*waiting, return_exceptions=True)
+    assert {type(one) for one in found} == {Silent}
+    assert len(fake.asked) == 1
+    fake.error = None
+    clock.advance(1)
+    assert await resolver.dp_ranks(A, [Room(5)]) == {5: 1}
+
+
 async def test_one_silent_address_delays_no_other(fake: FakeClient, resolver: Resolver) -> None:
     fake.gate.clear()  # FR-BS-08
     stuck = asyncio.create_task(resolver.topology("10.0.0.2:8998"))
