@@ -1,0 +1,1 @@
+"""Benchmarks: each prints one line; fixed seeds, warm-up, median of rounds. `make bench`."""

@@ -1,0 +1,52 @@
+"""Timing: a warm-up, several rounds, the median, and one line for it."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+ROUNDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One result."""
+
+    name: str
+    unit: str
+    values: tuple[float, ...]  # one per round
+
+    def line(self) -> str:
+        """name, median, unit, least and most."""
+        middle = statistics.median(self.values)
+        spread = f"{min(self.values):,.4g} to {max(self.values):,.4g}"
+        rounds = f"({spread}, {len(self.values)} rounds)"
+        return f"{self.name:<44} {middle:>12,.4g} {self.unit:<10} {rounds}"
+
+
+def rate(name: str, unit: str, count: int, work: Callable[[], object]) -> Row:
+    """`count` things per call of `work`, in things per second."""
+    work()
+    values = []
+    for _ in range(ROUNDS):
+        began = time.perf_counter()
+        work()
+        values.append(count / (time.perf_counter() - began))
+    return Row(name, f"{unit}/s", tuple(values))
+
+
+def latency(name: str, calls: list[Callable[[], object]]) -> Row:
+    """Median time of these calls per round, in microseconds."""
+    for call in calls[: len(calls) // 4 + 1]:
+        call()
+    values = []
+    for _ in range(ROUNDS):
+        times = []
+        for call in calls:
+            began = time.perf_counter()
+            call()
+            times.append(time.perf_counter() - began)
+        values.append(statistics.median(times) * 1e6)
+    return Row(name, "us", tuple(values))

@@ -1,0 +1,91 @@
+"""`kvplane demo`, as a newcomer runs it: it answers, it hits, and it leaves nothing behind."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from kit.wait import until
+
+COMMAND = [sys.executable, "-m", "kvplane", "demo"]
+
+
+async def run(folder: Path, *flags: str) -> asyncio.subprocess.Process:
+    """The demo as a process of its own group."""
+    return await asyncio.create_subprocess_exec(
+        *COMMAND,
+        *flags,
+        cwd=folder,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+        start_new_session=True,
+    )
+
+
+def children(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children(recursive=True)
+
+
+async def test_once_answers_two_turns_hits_and_leaves_nothing(tmp_path: Path) -> None:
+    with socket.socket() as taken:  # the default port is not ours: another one is found
+        taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            taken.bind(("127.0.0.1", 8000))
+            taken.listen()
+        except OSError:
+            pass  # somebody else has it, as good
+        process = await run(tmp_path, "--once")
+        out, _ = await asyncio.wait_for(process.communicate(), 100)
+    text = out.decode()
+    assert process.returncode == 0, text
+    assert "port 8000 is taken" in text
+    cached = re.findall(r"predicted (\d+) tokens, actual (\d+)", text)
+    assert len(cached) == 2 and cached[0] == ("0", "0")
+    assert cached[1][0] == cached[1][1] != "0"
+    for stage in ("register", "resolve-topology", "resolve-rank", "connect", "verify", "consume"):
+        assert re.search(rf"{stage} +ok +[\d.]+ ms", text), text
+    left = [p for p in psutil.process_iter(["cmdline"]) if _is_ours(p, tmp_path)]
+    assert not left
+
+
+def _is_ours(process: psutil.Process, folder: Path) -> bool:
+    try:
+        return process.cwd() == str(folder)
+    except psutil.Error:
+        return False
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+async def test_ctrl_c_and_worse_leave_no_process(tmp_path: Path, number: signal.Signals) -> None:
+    process = await run(tmp_path)
+    assert process.stdout is not None
+    seen = ""
+    while "up" not in seen or not children(process.pid):
+        line = await asyncio.wait_for(process.stdout.readline(), 60)
+        assert line, f"ended early: {seen}"
+        seen += line.decode()
+    if number == signal.SIGINT:  # this one while it serves, the others while it starts
+        while "serving on" not in seen:
+            seen += (await asyncio.wait_for(process.stdout.readline(), 60)).decode()
+    engines = children(process.pid)
+    assert engines
+    os.kill(process.pid, number)
+    rest = await asyncio.wait_for(process.stdout.read(), 30)
+    code = await asyncio.wait_for(process.wait(), 30)
+    if number == signal.SIGINT:
+        assert code == 0, seen + rest.decode()
+    await until(lambda: not any(map(_lives, engines)), what="all engines gone")
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
