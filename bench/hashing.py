@@ -21,9 +21,6 @@ def rows() -> Iterator[Row]:
     listed = [chance.randrange(150_000) for _ in range(TOKENS)]
     packed = array.array("I", listed)
     blocks = TOKENS // 16
-    yield rate(
-        "hashing, list of ids, 64 k tokens", "blocks", blocks, lambda: chain(listed, namespace)
-    )
-    yield rate(
-        "hashing, packed ids, 64 k tokens", "blocks", blocks, lambda: chain(packed, namespace)
-    )
+    for name, tokens in (("list of ids", listed), ("packed ids", packed)):
+        work = partial(chain, tokens, namespace)
+        yield rate(f"hashing, {name}, 64 k tokens", "blocks", blocks, work)

@@ -90,11 +90,14 @@ async def test_the_commands_of_all_services_carry_a_chat(redis_url: str) -> None
         session = await stack.enter_async_context(aiohttp.ClientSession())
 
         async def all_known() -> bool:
-            async with session.get(f"{index}/workers") as answer:
-                workers = (await answer.json())["workers"]
-            return [worker["knowledge"] for worker in workers] == ["exact"] * 4
+            states = []
+            for url in (index, f"{gateway}/index"):
+                async with session.get(f"{url}/workers") as answer:
+                    workers = (await answer.json())["workers"]
+                states += [worker["knowledge"] for worker in workers]
+            return states == ["exact"] * 8
 
-        await until(all_known, timeout_s=30, what="index to know four workers exactly")
+        await until(all_known, timeout_s=30, what="index and router to know four workers exactly")
         messages = [{"role": "user", "content": "tell me about the sea " * 8}]
         body = {"model": "tiny", "messages": messages, "max_tokens": 8}
         first = await _chat(session, gateway, body)

@@ -43,7 +43,15 @@ class Resolver(Protocol):
     """What pull.py needs of bootstrap; kvplane.bootstrap.Resolver offers it."""
 
     async def topology(self, address: str) -> Resolved: ...
-    async def endpoint(self, address: str, dp: int, cp: int, tp: int, pp: int) -> Endpoint: ...
+    async def endpoint(
+        self,
+        address: str,
+        dp: int,
+        cp: int,
+        tp: int,
+        pp: int,
+        expected: Generation | None = None,
+    ) -> Endpoint: ...
     async def dp_ranks(self, address: str, rooms: Sequence[Room]) -> Mapping[Room, int]: ...
     def forget(self, address: str) -> None: ...
 
@@ -55,15 +63,17 @@ async def resolve(
     address = triple.address
     async with steps.stage(Stage.RESOLVE_TOPOLOGY, address, "its topology"):
         try:
-            topology = (await resolver.topology(address)).topology
+            known = await resolver.topology(address)
         except Exception as error:
             raise _unresolved(address, error, Stage.RESOLVE_TOPOLOGY) from error
+        topology = known.topology
         reach = _reach(address, topology, shape)
     async with steps.stage(Stage.RESOLVE_RANK, address, "its rank") as step:
         try:
             dp = await _dp_rank(resolver, topology, triple, dp_rank)
             step.waiting_for = f"dp rank {dp}"
-            return [await resolver.endpoint(address, dp, *rank) for rank in reach]
+            life = known.generation  # a restart between the two questions is said by name
+            return [await resolver.endpoint(address, dp, *rank, expected=life) for rank in reach]
         except Exception as error:
             raise _unresolved(address, error, Stage.RESOLVE_RANK) from error
 

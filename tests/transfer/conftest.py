@@ -66,7 +66,9 @@ class FakeResolver:
         facts = (shape.tp, shape.cp, shape.dp, shape.pp, shape.page_size, shape.kv_dtype)
         return FakeResolved(Topology(*facts, follow_bootstrap_room=self.follow))
 
-    async def endpoint(self, address: str, dp: int, cp: int, tp: int, pp: int) -> FakeEndpoint:
+    async def endpoint(
+        self, address: str, dp: int, cp: int, tp: int, pp: int, expected: object = None
+    ) -> FakeEndpoint:
         self.asked.append(dp)
         if dp not in self.endpoints:
             raise LookupError(f"dp rank {dp} is not registered")
