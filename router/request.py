@@ -17,7 +17,8 @@ import msgspec
 from .errors import GatewayError, invalid
 
 MOST_SAMPLES = 128  # n; OpenAI's own limit
-MOST_PROMPTS = 4096  # prompts in one list: each takes a room
+MOST_PROMPTS = 4096  # prompts in one list
+MOST_ROOMS = 4096  # prompts x samples: each takes a room, and its number goes into a header
 SANE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 Body = dict[str, Any]
@@ -57,7 +58,11 @@ def parse(path: str, raw: bytes, request_id: str, headers: tuple[Any, ...] = ())
     prompts, batched = COUNTS[path](body)
     if prompts > MOST_PROMPTS:
         raise invalid("prompt", f"{prompts} prompts in one request; at most {MOST_PROMPTS}")
-    return Ask(path, raw, body, request_id, prompts, batched, _samples(path, body), headers)
+    samples = _samples(path, body)
+    if prompts * samples > MOST_ROOMS:
+        many = f"{prompts} prompts x n {samples}"
+        raise invalid("n", f"{many}: at most {MOST_ROOMS} answers in one request")
+    return Ask(path, raw, body, request_id, prompts, batched, samples, headers)
 
 
 def sane_id(given: bytes | None, make: Callable[[], str]) -> str:

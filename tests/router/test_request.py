@@ -40,6 +40,7 @@ BAD = [
     (TEXT, b'{"prompt":[[1],["a"]]}', "prompt[1]"),
     (TEXT, b'{"prompt":[-1]}', "prompt"),
     (TEXT, b'{"prompt":[4294967296]}', "prompt"),
+    (TEXT, b'{"prompt":["a","b"' + b',"a"' * 40 + b'],"n":128}', "n"),
     (GENERATE, b"{}", "text"),
     (GENERATE, b'{"text":"a","input_ids":[1]}', "input_ids"),
     (GENERATE, b'{"text":[1]}', "text"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import time
 
 import msgspec
 import pytest
@@ -88,3 +89,28 @@ def test_the_result_parses_to_the_original_plus_ours(
     at = 0
     for piece in kept:  # byte-identical, in order
         at = result.index(piece.encode(), at) + len(piece.encode())
+
+
+LONG = {
+    "ids": b'{"prompt":[' + b"1," * 500_000 + b'1],"bootstrap_room":1}',
+    "texts": b'{"bootstrap_room":[' + b'"a",' * 500_000 + b'1],"prompt":"hi"}',
+    "brackets": b'{"bootstrap_room":[' + b"[[[[[]]]]]," * 100_000 + b'1],"prompt":"hi"}',
+    "members": b"{" + b",".join(b'"a%d":1' % at for at in range(100_000)) + b',"bootstrap_x":1}',
+}
+
+
+@pytest.mark.parametrize("name", LONG)
+def test_a_long_body_loses_its_reserved_members_in_no_time(name: str) -> None:
+    raw = LONG[name]
+    body = msgspec.json.decode(raw)
+    begun = time.process_time()
+    result = splice(raw, body, reserved, [])
+    assert time.process_time() - begun < 0.25  # the event loop waits for it
+    assert msgspec.json.decode(result) == {n: v for n, v in body.items() if not reserved(n)}
+
+
+def test_values_of_a_long_body_keep_their_bytes() -> None:
+    value = b'{ "x" : 0.10, "y":1E5 , "z":"\\u00e9" }'
+    raw = b'{"pad":"' + b"a" * 100_000 + b'", "a" : ' + value + b' ,"bootstrap\\u005froom":[1,2]}'
+    assert value in edited(raw) and b"[1,2]" not in edited(raw)
+    assert msgspec.json.decode(edited(raw))["a"] == {"x": 0.1, "y": 1e5, "z": "é"}
