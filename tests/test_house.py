@@ -6,6 +6,7 @@ Reads the source with ast, never imports it, so that a broken package is still r
 from __future__ import annotations
 
 import ast
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -31,8 +32,17 @@ SEAMS = {
 }
 EDGES = {  # what a pure file never touches
     "asyncio", "socket", "zmq", "aiohttp", "redis", "time", "logging", "threading", "uvicorn",
-    "starlette", "fastapi", "subprocess", "selectors", "http", "random", "os",
+    "starlette", "fastapi", "subprocess", "selectors", "http", "random", "os", "select", "signal",
+    "ssl", "secrets", "uuid", "urllib.request", "multiprocessing", "concurrent", "tempfile",
+    "shutil", "importlib", "httptools", "uvloop", "sqlite3", "requests",
 }  # fmt: skip
+CALLS = {"open", "print", "input", "breakpoint", "exec", "eval", "__import__"}  # nor calls
+READS = {"read_text", "read_bytes", "write_text", "write_bytes"}  # of a Path
+ALREADY = {  # pure files that still take a type from an edge; the list only gets shorter
+    ("router/choice.py", "router/prompts.py"),
+    ("router/facts.py", "router/evidence.py"),
+    ("router/facts.py", "router/prompts.py"),
+}
 MOST_LINES, MOST_FUNCTION_LINES = 300, 40
 
 
@@ -49,10 +59,12 @@ def name_of(path: Path) -> str:
 every_file = pytest.mark.parametrize("path", files(), ids=name_of)
 
 
+@cache
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), str(path))
 
 
+@cache
 def kind_of(path: Path) -> str | None:
     text = ast.get_docstring(tree_of(path)) or ""
     marks = (".", ":", ",", " (", " of")
@@ -60,6 +72,7 @@ def kind_of(path: Path) -> str | None:
     return found[0] if found else None
 
 
+@cache
 def imports(path: Path) -> list[tuple[int, str, tuple[str, ...]]]:
     """(level, module, names) of every import in the file, also those inside functions."""
     found: list[tuple[int, str, tuple[str, ...]]] = []
@@ -72,6 +85,25 @@ def imports(path: Path) -> list[tuple[int, str, tuple[str, ...]]]:
     return found
 
 
+def package_of(path: Path) -> tuple[str, ...]:
+    """The package a file belongs to: () for the roof, (index, stores) for a member of a seam."""
+    return () if path.is_relative_to(SOURCE) else path.parent.relative_to(ROOT).parts
+
+
+def inside(path: Path, level: int, module: str, names: tuple[str, ...]) -> list[Path] | None:
+    """The files that a relative import reads; None where it climbs out of its package."""
+    home = package_of(path)
+    climbed = level - 1
+    if level == 0 or climbed >= len(home):
+        return None
+    base = ROOT.joinpath(*home[: len(home) - climbed], *(module.split(".") if module else ()))
+    if base.with_suffix(".py").exists():
+        return [base.with_suffix(".py")]
+    each = [base / f"{name}.py" for name in names]
+    return [file if file.exists() else base / "__init__.py" for file in each]
+
+
+@cache
 def listed(package: str) -> set[str]:
     """The names a package's __init__ offers."""
     for node in ast.walk(tree_of(ROOT / package / "__init__.py")):
@@ -125,17 +157,38 @@ def test_a_pure_file_touches_nothing_outside(path: Path) -> None:
         return
     for level, module, _ in imports(path):
         if level == 0:
-            assert module.split(".")[0] not in EDGES, module
+            assert not {module, module.split(".")[0]} & EDGES, module
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Call):
+            called, member = getattr(node.func, "id", ""), getattr(node.func, "attr", "")
+            assert called not in CALLS and member not in READS, f"{called}{member}: {node.lineno}"
+
+
+def pure_to_edge() -> set[tuple[str, str]]:
+    """(pure file, edge or door of its own package it imports)."""
+    found = set()
+    for path in files():
+        for asked in imports(path) if kind_of(path) == "Pure" else ():
+            for file in inside(path, *asked) or ():
+                if file.name != "__init__.py" and kind_of(file) in ("Edge", "Door"):
+                    found.add((name_of(path), name_of(file)))
+    return found
+
+
+def test_a_pure_file_imports_no_edge_of_its_package() -> None:
+    assert pure_to_edge() == ALREADY
 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_a_package_looks_only_where_it_may(package: str) -> None:
     for path in sorted((ROOT / package).rglob("*.py")):
         for level, module, names in imports(path):
-            if level or not module.startswith("kvplane"):
+            where = f"{name_of(path)} imports {'.' * level}{module}"
+            if level:
+                assert inside(path, level, module, names) is not None, f"{where}: climbs out"
+            if level or module.split(".")[0] != "kvplane":
                 continue
             parts = module.split(".")
-            where = f"{name_of(path)} imports {module}"
             if module == "kvplane":
                 assert set(names) <= set(GROUND), where
                 continue
@@ -143,8 +196,30 @@ def test_a_package_looks_only_where_it_may(package: str) -> None:
                 continue
             assert parts[1] != package, f"{where}: inside a package imports are relative"
             assert parts[1] in MAY_IMPORT[package], where
-            assert len(parts) == 2, f"{where}: only what its __init__ lists"
+            assert len(parts) == 2 and names, f"{where}: by name, and only what its __init__ lists"
             assert set(names) <= listed(parts[1]), f"{where}: {set(names) - listed(parts[1])}"
+
+
+def test_the_roof_takes_only_what_packages_list() -> None:
+    for path in sorted(SOURCE.glob("*.py")):
+        for level, module, names in imports(path):
+            parts = module.split(".")
+            assert level == 0, f"{name_of(path)}: the roof's imports are absolute"
+            if parts[0] == "kvplane" and parts[1:2] and parts[1] in PACKAGES:
+                where = f"{name_of(path)} imports {module}"
+                assert len(parts) == 2 and set(names) <= listed(parts[1]), where
+
+
+def test_every_plural_folder_is_a_seam_with_a_suite() -> None:
+    for package in PACKAGES:
+        folders = {path.parent.name for path in (ROOT / package).glob("*/*.py")}
+        assert folders == set(SEAMS.get(package, ())), package
+
+
+def test_every_package_has_its_settings_metrics_and_errors() -> None:
+    for package in PACKAGES:
+        for name in ("settings.py", "metrics.py", "errors.py"):
+            assert (ROOT / package / name).exists(), f"{package}/{name}"
 
 
 @pytest.mark.parametrize("name", GROUND)
