@@ -50,6 +50,15 @@ async def test_metrics_are_prometheus_text_and_take_no_writes() -> None:
                 assert "kvplane_test_things_total 1.0" in await answer.text()
             async with session.post("/metrics") as answer:
                 assert answer.status == 405
+                assert answer.headers["allow"] == "GET, HEAD"
+            async with session.get("/metrics/x") as answer:
+                assert answer.status == 404
+                assert (await answer.json())["error"] == {
+                    "message": "GET /metrics/x: Not Found",
+                    "type": "invalid_request_error",
+                    "code": "not_found",
+                    "param": None,
+                }
     finally:
         await server.stop()
 
@@ -57,7 +66,9 @@ async def test_metrics_are_prometheus_text_and_take_no_writes() -> None:
 async def test_a_taken_port_is_named_and_a_stopped_server_gives_it_back() -> None:
     server = Server(telling("a"), "127.0.0.1", free_port(), "a")
     await server.start()
-    with pytest.raises(PortTaken, match=f"127.0.0.1:{server.port}: Address already in use"):
-        bind("127.0.0.1", server.port)
+    with pytest.raises(
+        PortTaken, match=f"a cannot listen on 127.0.0.1:{server.port}: Address already in use"
+    ):
+        bind("127.0.0.1", server.port, "a")
     await server.stop()
     bind("127.0.0.1", server.port).close()

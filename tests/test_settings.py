@@ -38,7 +38,19 @@ def test_a_flag_wins_over_environment_over_section_over_file_over_default() -> N
         (("engine", "--blocks", "0"), {}, "blocks = '0' (flag --blocks): must be a whole number"),
         (("ingest", "--redis", "localhost"), {}, "redis = 'localhost' (flag --redis): must be"),
         (("router",), {"prot": 1}, "prot = 1 (file): no such key"),
-        (("router",), {"router": {"blocks": 1}}, "blocks = 1 (file): this command has"),
+        (("router",), {"router": {"blocks": 1}}, "blocks = 1 (file): no key of this command"),
+        (("router",), {"router": {"polcy": "x"}}, "did you mean policy?"),
+        (("router",), {"prot": 1}, "did you mean port?"),
+        (("router",), {"workers": [1]}, "workers = [1] (file): must be [[workers]]"),
+        (("router",), {"workers": [{"url": "http://a:1", "model": 5}]}, "model 5: must be text"),
+        (("router",), {"workers": [{"url": "http://a:1"}] * 2}, "'a:1' (pod): named twice"),
+        (("router", "--host", ""), {}, "host = '' (flag --host): must be an address"),
+        (("index", "--redis", "redis://h:xx"), {}, "must be like redis://host:6379/0"),
+        (("index", "--redis", "redis://h:1/abc"), {}, "must be like redis://host:6379/0"),
+        (("index", "--redis", "redis://"), {}, "must be like redis://host:6379/0"),
+        (("rank", "x", "--url", "http://"), {}, "url = 'http://' (flag --url): must be like"),
+        (("rank", "x", "--url", "http://h:99999"), {}, "must be like http://127.0.0.1:8000"),
+        (("healthy", "nonsense"), {}, "url = 'nonsense' (argument): must be like http://"),
         (("router",), {"router": 3}, "router = 3 (file): must be a table"),
         (("router",), {"workers": {}}, "workers = {} (file): must be [[workers]]"),
         (("router",), {"workers": [{"url": "x"}]}, "workers[0]"),
@@ -53,6 +65,33 @@ def test_a_wrong_value_names_key_source_value_and_what_is_right(
     with pytest.raises(BadSetting) as error:
         told(*argv, file=file)
     assert named in str(error.value)
+
+
+@pytest.mark.parametrize("wrong", ["tcp://h", "tcp://h:70000", "tcp://:5", "h:5557", "ipc://", 5])
+def test_an_endpoint_that_cannot_be_connected_to_is_refused_in_file_and_flag(
+    wrong: str | int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for member in ("events", "replay"):
+        for value in (wrong, [wrong]):
+            with pytest.raises(BadSetting, match=f"{member} .*: must be"):
+                told("router", file={"workers": [{"url": "http://h:1", member: value}]})
+        with pytest.raises(SystemExit) as ended:
+            told("router", "--decode", "http://h:1", f"--{member}", str(wrong))
+        assert ended.value.code == 2
+        assert f"--{member} '{wrong}'" in capsys.readouterr().err
+
+
+def test_the_last_dp_rank_must_have_a_port_too() -> None:
+    table = {"url": "http://h:1", "events": "tcp://h:65535", "dp_size": 2}
+    with pytest.raises(BadSetting, match="events of rank 1, port 65536: must be a port"):
+        told("router", file={"workers": [table]})
+
+
+def test_a_flag_is_never_guessed_from_its_beginning(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        told("router", "--por", "5")
+    assert ended.value.code == 2
+    assert "--por" in capsys.readouterr().err
 
 
 def test_workers_are_named_in_order_with_their_events() -> None:

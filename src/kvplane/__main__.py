@@ -1,21 +1,23 @@
 """The command line: kvplane COMMAND; options.py lists the commands.
 
 Door. Reads argv, environment and file, has them checked by settings.py and hands the result to
-wiring.py. Exit status: 0 done, 1 failed while running, 2 told something wrong.
+wiring.py. Exit status: 0 done, 1 failed while running, 2 told something wrong, 130 by Ctrl-C.
+Imports almost nothing before main() runs, so that an early Ctrl-C finds no traceback to print.
 """
 
 from __future__ import annotations
 
-import logging
 import os
+import signal
 import sys
-import tomllib
-from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
+import threading
+from typing import TYPE_CHECKING
 
-from kvplane.doors import PortTaken
-from kvplane.settings import BadSetting, Settings, parser, resolve
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from typing import Any
+
+    from kvplane.settings import Settings
 
 # One thread of linear algebra: results must not depend on how a sum was split over cores, and
 # four engines share the cores of one machine. Has to be set before numpy is imported anywhere.
@@ -25,42 +27,63 @@ FORMAT = "%(asctime)s %(levelname).1s %(name)s %(message)s"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
+    _end_at_once_by_ctrl_c()
+    from kvplane.settings import BadSetting
+
     try:
         settings = _settings(argv)
     except BadSetting as error:
         print(f"kvplane: {error}", file=sys.stderr)
         return 2
-    level = settings.values.get("log_level", "warning")
-    logging.basicConfig(level=level.upper(), format=FORMAT, stream=sys.stderr)
+    _log(settings.values.get("log_level", "warning"))
     for name in BLAS:
         os.environ.setdefault(name, "1")
     from kvplane import wiring  # late: --help and wrong flags answer before the heavy imports
 
-    try:
-        return wiring.run(settings)
-    except PortTaken as error:
-        print(f"kvplane: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        return 130
+    return wiring.run(settings)
+
+
+def _end_at_once_by_ctrl_c() -> None:
+    """Until wiring.py listens for it, nothing was begun that had to be undone."""
+    if threading.current_thread() is not threading.main_thread():
+        return
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # an ignored one stays so
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def _log(level: str) -> None:
+    import logging
+
+    logging.basicConfig(level=level.upper(), format=FORMAT, stream=sys.stderr)
+    # uvicorn tells its starts and stops as "uvicorn.error"; doors.py says the same with the port.
+    logging.getLogger("uvicorn.error").setLevel(max(logging.root.level, logging.WARNING))
 
 
 def _settings(argv: Sequence[str] | None) -> Settings:
+    from kvplane.settings import parser, resolve
+
     flags = vars(parser().parse_args(argv))
     return resolve(flags, os.environ, _file(flags.get("config")))
 
 
 def _file(named: str | None) -> dict[str, Any]:
     """kvplane.toml of the current folder where it exists, or the file named by --config."""
+    import tomllib
+    from pathlib import Path
+
+    from kvplane.settings import BadSetting
+
     path = Path(named or "kvplane.toml")
     if named is None and not path.exists():
         return {}
+    source = "the file here" if named is None else "flag --config"
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:
-        raise BadSetting("config", "flag --config", str(path), str(error.strerror)) from None
+        want = f"must be a file that can be read ({error.strerror})"
+        raise BadSetting("config", source, str(path), want) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise BadSetting("config", "file", str(path), f"is not TOML: {error}") from None
+        raise BadSetting("config", source, str(path), f"is not TOML: {error}") from None
 
 
 if __name__ == "__main__":

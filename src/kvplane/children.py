@@ -16,7 +16,7 @@ import os
 import signal
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import aiohttp
 
@@ -46,14 +46,14 @@ class Child:
         arguments: Sequence[str],
         health_url: str | None,
         deadline_s: float = 60.0,
-        environ: Mapping[str, str] | None = None,
+        environ: Mapping[str, str] | None = None,  # all of it; else ours
         clock: Clock | None = None,
     ) -> None:
         self.name = name
         self.lines: deque[str] = deque(maxlen=KEPT_LINES)
         self._command = [sys.executable, "-m", "kvplane", *arguments]
         self._health_url, self._deadline_s = health_url, deadline_s
-        self._environ = {**os.environ, **(environ or {})}
+        self._environ = dict(os.environ if environ is None else environ)
         self._clock = clock or SystemClock()
         self._process: asyncio.subprocess.Process | None = None
         self._reader: asyncio.Task[None] | None = None
@@ -129,3 +129,8 @@ class Child:
 
     def _told(self, what: str) -> str:
         return "\n  ".join([f"{self.name} {what}; it wrote:", *(self.lines or ["nothing"])])
+
+
+async def stop_all(children: Iterable[Child]) -> None:
+    """End them side by side: as long as the slowest takes, not as long as all together."""
+    await asyncio.gather(*(child.stop() for child in children))

@@ -14,10 +14,6 @@ import aiohttp
 from kvplane.runtime import Part
 
 
-class Unusable(Exception):
-    """A process cannot do what it was told; one sentence for a person."""
-
-
 class Closable(Protocol):
     """Anything with an async close."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from typing import Any
 
 import aiohttp
 
-from kvplane.children import Child
+from kvplane.children import Child, stop_all
 from kvplane.doors import PortTaken, bind
 from kvplane.runtime import Part, running
 from kvplane.vocabulary import Pod, Role, WorkerUp
@@ -55,7 +56,7 @@ class Seat:
     def arguments(self) -> list[str]:
         words = ["engine", "--role", self.role.value, "--port", str(self.port)]
         words += ["--events-port", str(self.events), "--replay-port", str(self.replay)]
-        words += ["--log-level", "warning"]
+        words += ["--log-level", "warning", "--config", os.devnull]
         if self.bootstrap is not None:
             words += ["--bootstrap-port", str(self.bootstrap)]
         return words
@@ -126,6 +127,7 @@ async def demo(
     if port != wanted_port:
         say(f"port {wanted_port} is taken: the gateway goes to {port}")
     chairs = seats(ports)
+    say("starting two prefill and two decode engines ...")
     async with contextlib.AsyncExitStack() as stack:
         await _engines(chairs, stack, say)
         await stack.enter_async_context(running([make_plane([c.worker() for c in chairs], port)]))
@@ -138,25 +140,37 @@ async def demo(
         await _chat(session, say)
         say(f"all of it took {time.monotonic() - began:.1f} s")
         if not once:
-            say(f"serving on {url}   try: curl {url}/index/workers   Ctrl-C ends")
+            say(f"serving on {url} until Ctrl-C; in another terminal try")
+            say(f"  curl {url}/index/workers        who holds how many blocks")
+            say(f"  curl '{url}/rooms?limit=1'      what happened to the last request, and why")
             await until_told()
+            say("ending ...")
     say("every process is gone")
 
 
 async def _engines(
     chairs: list[Seat], stack: contextlib.AsyncExitStack, say: Callable[[str], None]
 ) -> None:
-    async def one(seat: Seat) -> None:
+    # What the environment tells a kvplane of the user's own is not meant for these.
+    environ = {name: value for name, value in os.environ.items() if not _is_ours(name)}
+    children = [
+        Child(seat.name, seat.arguments(), f"{seat.url}/health", environ=environ) for seat in chairs
+    ]
+    stack.push_async_callback(stop_all, children)
+
+    async def one(seat: Seat, child: Child) -> None:
         began = time.monotonic()
-        child = Child(seat.name, seat.arguments(), f"{seat.url}/health")
-        stack.push_async_callback(child.stop)
         await child.start()
         where = f"{seat.url}   events tcp://127.0.0.1:{seat.events}"
         say(f"{seat.name:<10} up   {where}   {time.monotonic() - began:.1f} s")
 
     async with asyncio.TaskGroup() as group:
-        for seat in chairs:
-            group.create_task(one(seat))
+        for seat, child in zip(chairs, children, strict=True):
+            group.create_task(one(seat, child))
+
+
+def _is_ours(name: str) -> bool:
+    return name.startswith("KVPLANE_")
 
 
 async def _ready(session: aiohttp.ClientSession) -> None:
@@ -182,13 +196,15 @@ async def _chat(session: aiohttp.ClientSession, say: Callable[[str], None]) -> N
         text = answer["choices"][0]["message"]["content"]
         messages.append({"role": "assistant", "content": text})
         say("")
+        if number == 1:
+            say("A chat. The engines compute for real, with random weights: words mean nothing.")
+            say("")
         say(f"turn {number}  user       {question}")
         say(f"        assistant  {text}")
         depth, predicted, actual = _told(answer["usage"], headers)
         say(
             f"        chosen     {headers['x-kvplane-prefill']} -> {headers['x-kvplane-decode']}"
-            f"   it held {headers['x-kvplane-depth']} blocks of the prompt"
-            f"   knowledge {headers['x-kvplane-knowledge']}"
+            f"   that prefill held {headers['x-kvplane-depth']} blocks of the prompt"
         )
         say(f"        cached     predicted {predicted} tokens, actual {actual}")
         if predicted != actual:
@@ -237,12 +253,12 @@ async def _stages(session: aiohttp.ClientSession, room: str, say: Callable[[str]
     async with session.get(f"/rooms/{room}") as answer:
         found = await answer.json()
     say("")
-    say(f"room {room}   outcome {found['outcome']}")
+    say(f"room {room} is where the pair of turn 2 met   outcome {found['outcome']}")
     for stage in found["stages"]:
         milliseconds = stage["duration_s"] * 1000
         say(
             f"        {stage['stage']:<17} {stage['outcome']:<7} {milliseconds:8.2f} ms"
-            f"   by {stage['by']:<10} {stage['detail']}"
+            f"   by {stage['by']:<24} {stage['detail']}"
         )
     say("")
 

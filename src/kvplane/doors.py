@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import logging
 import socket
 from collections.abc import Iterator, Mapping
@@ -37,8 +38,8 @@ class _Uvicorn(uvicorn.Server):
         yield
 
 
-def bind(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes any free one. Raises PortTaken naming host and port."""
+def bind(host: str, port: int, name: str = "") -> socket.socket:
+    """A listening socket; port 0 takes any free one. Raises PortTaken naming who, host and port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Named as TCP, so that the loop switches off Nagle: else an answer waits 40 ms for an ACK.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
@@ -49,7 +50,8 @@ def bind(host: str, port: int) -> socket.socket:
         listener.setblocking(False)
     except OSError as error:
         listener.close()
-        raise PortTaken(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
+        who, why = f"{name} " if name else "", error.strerror or str(error)
+        raise PortTaken(f"{who}cannot listen on {host}:{port}: {why}") from error
     return listener
 
 
@@ -75,7 +77,7 @@ class Server:
         self.port = port
 
     async def start(self) -> None:
-        listener = bind(self._host, self._wanted)
+        listener = bind(self._host, self._wanted, self._name)
         self.port = listener.getsockname()[1]
         self._task = asyncio.create_task(self._server.serve([listener]), name=f"serve {self._name}")
         while not self._server.started:
@@ -118,19 +120,33 @@ class Switchboard:
 
 
 class Metrics:
-    """GET /metrics: the registry as Prometheus text."""
+    """GET of its own path, or of the root of its own port: the registry as Prometheus text."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
         self._registry = registry
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
-        allowed = scope["method"] in ("GET", "HEAD")
-        body = generate_latest(self._registry) if allowed else b"use GET"
+        path, method = scope.get("path", ""), scope["method"]
+        if path not in ("/metrics", "/metrics/", "/", ""):
+            status, kind, body = 404, "application/json", _fault("not_found", method, path)
+        elif method not in ("GET", "HEAD"):
+            status, kind, body = 405, "application/json", _fault("invalid_request", method, path)
+        else:
+            status, kind, body = 200, CONTENT_TYPE_LATEST, generate_latest(self._registry)
         headers = [
-            (b"content-type", CONTENT_TYPE_LATEST.encode() if allowed else b"text/plain"),
+            (b"content-type", kind.encode()),
             (b"content-length", str(len(body)).encode()),
         ]
-        status = 200 if allowed else 405
+        if status == 405:
+            headers.append((b"allow", b"GET, HEAD"))
         await send({"type": "http.response.start", "status": status, "headers": headers})
-        shown = body if scope["method"] != "HEAD" else b""
+        shown = body if method != "HEAD" else b""
         await send({"type": "http.response.body", "body": shown})
+
+
+def _fault(code: str, method: str, path: str) -> bytes:
+    """An error in OpenAI's shape, as every other door answers it."""
+    said = "Not Found" if code == "not_found" else "Method Not Allowed"
+    kind = "invalid_request_error"
+    fault = {"message": f"{method} {path}: {said}", "type": kind, "code": code, "param": None}
+    return json.dumps({"error": fault}).encode()

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,7 @@ class Key:
     parse: Callable[[str], Any]
     default: Any
     help: str
+    words: tuple[str, ...] = ()  # where only these are right, --help lists them
 
     @property
     def flag(self) -> str:
@@ -46,7 +48,7 @@ class Command:
 
     help: str
     keys: tuple[Key, ...]
-    positional: tuple[tuple[str, str], ...] = ()
+    positional: tuple[Key, ...] = ()
 
 
 def text(value: str) -> str:
@@ -93,29 +95,54 @@ def seconds(value: str) -> float:
     return found
 
 
-def choice(*words: str) -> Callable[[str], str]:
-    """A reader of one of these words."""
+def _one_of(name: str, words: tuple[str, ...], default: str | None, help_: str) -> Key:
+    """A key that takes one of these words."""
 
     def read(value: str) -> str:
         if value not in words:
             raise ValueError(f"must be one of {', '.join(words)}")
         return value
 
-    return read
+    return Key(name, read, default, help_, words)
+
+
+def address(value: str) -> str:
+    """A host to listen on; the empty one would mean every address there is."""
+    if not value.strip():
+        raise ValueError("must be an address like 127.0.0.1, or 0.0.0.0 for all of them")
+    return value
 
 
 def redis_url(value: str) -> str:
-    """A Redis URL."""
-    if not value.startswith(("redis://", "rediss://", "unix://")):
-        raise ValueError("must be like redis://host:6379/0, rediss://… or unix:///path")
+    """A Redis URL whose port and database are numbers."""
+    wrong = ValueError("must be like redis://host:6379/0, rediss://… or unix:///path")
+    scheme, host, path = _parts(value, wrong)
+    where = host if scheme != "unix" else path
+    number = path.strip("/") if scheme != "unix" else ""
+    if scheme not in ("redis", "rediss", "unix") or not where:
+        raise wrong
+    if number and not number.isdecimal():
+        raise wrong
     return value
 
 
 def http_url(value: str) -> str:
     """An http URL without a slash at its end."""
-    if not value.startswith(("http://", "https://")):
-        raise ValueError("must be like http://127.0.0.1:8000")
+    wrong = ValueError("must be like http://127.0.0.1:8000")
+    scheme, host, _ = _parts(value, wrong)
+    if scheme not in ("http", "https") or not host:
+        raise wrong
     return value.rstrip("/")
+
+
+def _parts(url: str, wrong: ValueError) -> tuple[str, str, str]:
+    """(scheme, host, path); raises `wrong` for a port or host that cannot be read."""
+    try:
+        found = urlsplit(url)
+        _ = found.port
+    except ValueError:
+        raise wrong from None
+    return found.scheme, found.hostname or "", found.path
 
 
 POLICIES = (
@@ -123,20 +150,24 @@ POLICIES = (
     "consistent_hash", "round_robin", "random",
 )  # fmt: skip
 
-HOST = Key("host", text, "127.0.0.1", "address to listen on")
+HOST = Key("host", address, "127.0.0.1", "address to listen on")
 REDIS = Key("redis", redis_url, None, "the shared index; without it the index is in memory")
+NEEDED_REDIS = Key("redis", redis_url, None, "the shared index, redis://host:6379/0; needed")
 PREFIX = Key("redis_prefix", text, "kvplane", "start of every Redis key")
-SHARDS = Key("shards", whole(1, 1024), 1, "change streams of a new store; fixed at first use")
+SHARDS = Key(
+    "shards", whole(1, 1024), None, "change streams; fixed at the store's first use, then 1 if none"
+)
 TOKENIZER = Key("tokenizer", text, "", "folder with tokenizer.json, or 'builtin'")
 ADMIN_KEY = Key("admin_key", text, "", "key that admin writes need when not on loopback")
-LOG = Key("log_level", choice("debug", "info", "warning", "error"), "info", "how much to log")
+LEVELS = ("debug", "info", "warning", "error")
+LOG = _one_of("log_level", LEVELS, "info", "how much to log")
 
 ROUTER_KEYS: tuple[Key, ...] = (
     HOST,
     Key("port", port, 8000, "port to listen on"),
-    Key("policy", choice(*POLICIES), "prefix", "how a prefill is chosen"),
-    Key("prefill_policy", choice(*POLICIES), None, "overrides --policy for prefill"),
-    Key("decode_policy", choice(*POLICIES), "least_loaded", "how a decode is chosen"),
+    _one_of("policy", POLICIES, "prefix", "how a prefill is chosen"),
+    _one_of("prefill_policy", POLICIES, None, "overrides --policy for prefill"),
+    _one_of("decode_policy", POLICIES, "least_loaded", "how a decode is chosen"),
     Key("block_size", whole(1, 4096), None, "tokens a block, where neither engine nor events tell"),
     Key("request_timeout_secs", seconds, 1800.0, "longest life of a request"),
     Key("retry_max_retries", whole(0, 20), 2, "further attempts before the first byte"),
@@ -156,17 +187,17 @@ DEMO_KEYS = (
     Key("once", switch, False, "answer the chat, then end"),
     HOST,
     Key("port", port, 8000, "gateway's port; a free one where it is taken"),
-    Key("log_level", choice("debug", "info", "warning", "error"), "warning", "how much to log"),
+    _one_of("log_level", LEVELS, "warning", "how much to log"),
 )
 ENGINE_KEYS = (
-    Key("role", choice("prefill", "decode", "both"), "both", "what it does with a request"),
+    _one_of("role", ("prefill", "decode", "both"), "both", "what it does with a request"),
     HOST,
     Key("port", port, 30000, "HTTP port"),
     Key("advertise_host", text, None, "address others reach it at, where --host is a wildcard"),
     Key("bootstrap_port", port, 8998, "port of a prefill's own rank directory"),
     Key("events_port", port, 5557, "ZMQ events of dp rank 0; rank r is r higher"),
     Key("replay_port", port, 5657, "ZMQ replay of dp rank 0; rank r is r higher"),
-    Key("event_form", choice("vllm", "sglang"), "vllm", "whose form the events have"),
+    _one_of("event_form", ("vllm", "sglang"), "vllm", "whose form the events have"),
     Key("blocks", whole(4, 2**20), 512, "pages in the cache"),
     Key("block_size", whole(16, 16), 16, "tokens a page"),
     Key("model", text, "tiny", "served model name"),
@@ -179,7 +210,7 @@ ENGINE_KEYS = (
     LOG,
 )
 INGEST_KEYS = (
-    REDIS,
+    NEEDED_REDIS,
     PREFIX,
     SHARDS,
     Key("block_size", whole(1, 4096), None, "tokens a block, where neither engine nor events tell"),
@@ -189,26 +220,34 @@ INGEST_KEYS = (
     LOG,
 )
 INDEX_KEYS = (
-    REDIS, PREFIX, HOST, Key("port", port, 8100, "port to listen on"), TOKENIZER, LOG,
+    NEEDED_REDIS, PREFIX, HOST, Key("port", port, 8100, "port to listen on"), TOKENIZER, LOG,
 )  # fmt: skip
 BOOTSTRAP_KEYS = (HOST, Key("port", port, 8998, "port to listen on"), LOG)
-URL = Key("url", http_url, "http://127.0.0.1:8000", "a gateway")
-MODEL = Key("model", text, "", "model name; needed where the gateway serves several")
+URL = Key("url", http_url, "http://127.0.0.1:8000", "a gateway or an index service")
+MODEL = Key("model", text, "", "model name; needed where not exactly one is served")
 AFTER = Key("after", text, "", "cursor to go on from; none = from now on")
 
 COMMANDS: dict[str, Command] = {
     "demo": Command("A whole plane with two prefill and two decode engines.", DEMO_KEYS),
     "all": Command("The whole plane in one process, index in memory.", ROUTER_KEYS),
     "bootstrap": Command("One rank directory, SGLang's wire protocol.", BOOTSTRAP_KEYS),
-    "ingest": Command("Engines' events into the index.", INGEST_KEYS),
-    "index": Command("Query and change API over the index.", INDEX_KEYS),
-    "router": Command("The gateway.", (REDIS, PREFIX, SHARDS, *ROUTER_KEYS)),
-    "engine": Command("One tiny real engine.", ENGINE_KEYS),
-    "rank": Command(
-        "Who holds the blocks of a prompt.", (URL, MODEL), (("prompt", "text of the prompt"),)
+    "ingest": Command("Engines' events into the shared index.", INGEST_KEYS),
+    "index": Command("Query and change API over the shared index.", INDEX_KEYS),
+    "router": Command(
+        "The gateway; with --redis any number of them.", (REDIS, PREFIX, SHARDS, *ROUTER_KEYS)
     ),
-    "healthy": Command("Exit 0 if a URL answers 200; for health checks.", (), (("url", "what"),)),
-    "tail": Command("Follow the changes.", (URL, AFTER)),
+    "engine": Command("One tiny real engine on CPU.", ENGINE_KEYS),
+    "rank": Command(
+        "Who holds the blocks of a prompt.",
+        (URL, MODEL),
+        (Key("prompt", text, None, "text of the prompt"),),
+    ),
+    "healthy": Command(
+        "Exit 0 if a URL answers 200; for health checks.",
+        (),
+        (Key("url", http_url, None, "what to ask"),),
+    ),
+    "tail": Command("Follow the changes of the index, one line of JSON each.", (URL, AFTER)),
 }
 WORKER_COMMANDS = frozenset({"all", "ingest", "index", "router"})
 NEEDS_REDIS = frozenset({"ingest", "index"})

@@ -10,6 +10,7 @@ is made of.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry
@@ -17,7 +18,7 @@ from prometheus_client import CollectorRegistry
 from kvplane.composite import Composite
 from kvplane.doors import Metrics, Server, Switchboard
 from kvplane.events import EventsMetrics, Subscriptions, routes
-from kvplane.index import Follower, IndexMetrics, Store, View, index_app
+from kvplane.index import Follower, IndexMetrics, Store, StoreDown, View, index_app
 from kvplane.parts import (
     Hall,
     probe_settings,
@@ -43,6 +44,8 @@ from kvplane.runtime import SystemClock
 from kvplane.settings import Settings
 from kvplane.vocabulary import WorkerUp
 from kvplane.workers import worker_from_table
+
+log = logging.getLogger(__name__)
 
 
 class GatewayPlane(Composite):
@@ -87,6 +90,7 @@ class GatewayPlane(Composite):
                 Server(aside, self._told["host"], self._told["prometheus_port"], "metrics")
             )
         await self.begin(Server(door, self._told["host"], self._port, "gateway"))
+        _tell(self._workers, "every request is answered 503 until POST /workers adds one")
 
     async def _gateway(
         self, settings: RouterSettings, view: View, prompts: Prompts, follower: Follower
@@ -142,7 +146,8 @@ class IndexPlane(Composite):
             clock=clock,
         )
         app.router.routes.extend(routes(store))
-        door = Switchboard({"/metrics": Metrics(registry), "": app})
+        # Under /index too, so that whatever asks a gateway's index can ask this one.
+        door = Switchboard({"/metrics": Metrics(registry), "/index": app, "": app})
         await self.begin(Server(door, told["host"], told["port"], "index"))
 
 
@@ -173,3 +178,16 @@ class IngestPlane(Composite):
         if told["prometheus_port"] is not None:
             door = Switchboard({"": Metrics(registry)})
             await self.begin(Server(door, told["host"], told["prometheus_port"], "ingest"))
+        try:
+            await store.head()
+        except StoreDown as error:
+            log.warning("store down why=%s action=try again with every batch", error)
+        _tell(workers, "no events to ingest")
+
+
+def _tell(workers: Sequence[WorkerUp], without: str) -> None:
+    """Say whom this process follows, and what it means to follow nobody."""
+    if workers:
+        log.info("following workers=%d: %s", len(workers), " ".join(w.pod for w in workers))
+    else:
+        log.warning("no workers: %s; name some with --prefill, --decode or [[workers]]", without)

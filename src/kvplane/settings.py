@@ -10,13 +10,15 @@ the result into each package's own settings. Open it to add a flag: one Key in o
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from kvplane import __version__
 from kvplane.options import COMMANDS, WORKER_COMMANDS, Command, Key
 from kvplane.vocabulary import Role, WorkerUp
-from kvplane.workers import WorkerFault, declared, worker_from_table
+from kvplane.workers import WorkerFault, declared, endpoint, worker_from_table
 
 
 class BadSetting(ValueError):
@@ -74,20 +76,32 @@ class _Events(argparse.Action):
         found = getattr(namespace, "workers", None)
         if not found:
             parser.error(f"{option} {values!r}: name a worker first (--prefill, --decode)")
+        try:
+            endpoint(str(option), values)
+        except WorkerFault as error:
+            parser.error(str(error))
         field = "events" if option == "--events" else "replay"
         found[-1] = replace(found[-1], **{field: (*getattr(found[-1], field), values)})
 
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line; every flag with its default in --help."""
-    top = argparse.ArgumentParser(prog="kvplane", description="A global KV index control plane.")
+    top = argparse.ArgumentParser(
+        prog="kvplane",
+        description="A global KV index control plane. Start with: kvplane demo",
+        epilog="kvplane COMMAND --help explains every flag; KVPLANE_* and kvplane.toml work too.",
+        allow_abbrev=False,
+    )
+    top.add_argument("--version", action="version", version=f"kvplane {__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, command in COMMANDS.items():
-        usage = " ".join(["%(prog)s [FLAGS]", *(word for word, _ in command.positional)])
-        sub = commands.add_parser(name, help=command.help, description=command.help, usage=usage)
+        usage = " ".join([f"kvplane {name} [FLAGS]", *(k.name.upper() for k in command.positional)])
+        sub = commands.add_parser(
+            name, help=command.help, description=command.help, usage=usage, allow_abbrev=False
+        )
         sub.add_argument("--config", metavar="FILE", help="default: kvplane.toml where it exists")
-        for positional, text in command.positional:
-            sub.add_argument(positional, help=text)
+        for key in command.positional:
+            sub.add_argument(key.name, metavar=key.name.upper(), help=key.help)
         for key in command.keys:
             _add(sub, key)
         if name in WORKER_COMMANDS:
@@ -96,7 +110,8 @@ def parser() -> argparse.ArgumentParser:
 
 
 def _add(sub: argparse.ArgumentParser, key: Key) -> None:
-    text = f"{key.help} (default: {key.shown()})"
+    words = f": {' | '.join(key.words)}" if key.words else ""
+    text = f"{key.help}{words} (default: {key.shown()})"
     if key.is_switch:
         against = f"--no-{key.flag[2:]}"
         sub.add_argument(key.flag, dest=key.name, action="store_const", const="true", help=text)
@@ -127,9 +142,10 @@ def resolve(
         raise BadSetting(name, "file", section, "must be a table")
     _no_strangers(command, file, section)
     values = {key.name: _value(key, flags, environ, section, file) for key in command.keys}
-    for positional, _ in command.positional:
-        values[positional] = flags[positional]
+    for key in command.positional:
+        values[key.name] = _checked(key, "argument", flags[key.name])
     workers = flags.get("workers") or _from_file(file.get("workers", []))
+    _no_twins(workers)
     return Settings(name, values, tuple(workers))
 
 
@@ -147,14 +163,17 @@ def _value(
         ("file", section.get(key.name, file.get(key.name))),
     )
     for source, found in sources:
-        if found is None:
-            continue
-        text = str(found).lower() if isinstance(found, bool) else str(found)
-        try:
-            return key.parse(text)
-        except ValueError as error:
-            raise BadSetting(key.name, source, found, str(error)) from None
+        if found is not None:
+            return _checked(key, source, found)
     return key.default
+
+
+def _checked(key: Key, source: str, found: object) -> Any:
+    text = str(found).lower() if isinstance(found, bool) else str(found)
+    try:
+        return key.parse(text)
+    except ValueError as error:
+        raise BadSetting(key.name, source, found, str(error)) from None
 
 
 def _no_strangers(command: Command, file: Mapping[str, Any], section: Mapping[str, Any]) -> None:
@@ -163,16 +182,34 @@ def _no_strangers(command: Command, file: Mapping[str, Any], section: Mapping[st
     tables = {name.replace("-", "_") for name in COMMANDS} | {"workers"}
     for key in file:
         if key not in known | tables:
-            raise BadSetting(key, "file", file[key], "no such key; see kvplane COMMAND --help")
+            want = f"no such key{_near(key, known | tables)}; see kvplane COMMAND --help"
+            raise BadSetting(key, "file", file[key], want)
     own = {key.name for key in command.keys}
     for key in section:
         if key not in own:
-            want = f"this command has {', '.join(sorted(own))}"
+            want = f"no key of this command{_near(key, own)}; it has {', '.join(sorted(own))}"
             raise BadSetting(key, "file", section[key], want)
 
 
-def _from_file(tables: Sequence[Mapping[str, Any]]) -> list[WorkerUp]:
-    if not isinstance(tables, list):
+def _near(word: str, known: Iterable[str]) -> str:
+    """The known word that was meant, as a question; empty where none is near."""
+    found = difflib.get_close_matches(word, sorted(known), n=1)
+    return f", did you mean {found[0]}?" if found else ""
+
+
+def _no_twins(workers: Sequence[WorkerUp]) -> None:
+    """Two workers of one name or URL would overwrite each other in every table."""
+    for what in ("pod", "url"):
+        seen = [getattr(worker, what) for worker in workers]
+        for one in seen:
+            if seen.count(one) > 1:
+                raise BadSetting(
+                    "workers", what, str(one), "named twice; each worker needs its own"
+                )
+
+
+def _from_file(tables: Any) -> list[WorkerUp]:
+    if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
         raise BadSetting("workers", "file", tables, "must be [[workers]] tables")
     found = []
     for number, table in enumerate(tables):

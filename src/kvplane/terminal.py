@@ -1,10 +1,12 @@
-"""Terminal: the commands that ask a running plane and print text: rank, tail, healthy.
+"""Terminal: the commands that ask a running plane and print text: rank, tail.
 
-Door. Used by wiring.py. Open it to change what a person reads there.
+Door. Used by wiring.py; the question of a health check is in health.py. Open it to change what a
+person reads there.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -27,29 +29,54 @@ def complain(line: str) -> None:
     sys.stderr.write(f"kvplane: {line}\n")
 
 
+class NotKvplane(Exception):
+    """Something else answers at the URL; says what was asked and what came."""
+
+
 async def rank(told: Settings) -> int:
     """Who holds the blocks of a prompt, deepest first; exit status 1 if that cannot be said."""
-    body: dict[str, Any] = {"prompt": told["prompt"]}
     timeout = aiohttp.ClientTimeout(total=TIMEOUT_S)
     async with aiohttp.ClientSession(told["url"], timeout=timeout) as session:
-        body["model"] = told["model"] or await _only_model(session)
+        model = told["model"] or await _only_model(session)
+        if not model:
+            return 1
+        body = {"model": model, "prompt": told["prompt"]}
         async with session.post("/index/rank", json=body) as answer:
-            found = await answer.json()
+            found = await _json(answer)
     if answer.status != 200:
-        complain(found["error"]["message"])
+        complain(_reason(found))
         return 1
-    say(f"{found['blocks']} blocks of {found['block_size']} tokens, model {body['model']}")
+    say(f"{found['blocks']} blocks of {found['block_size']} tokens, model {model}")
+    if not found["blocks"]:
+        say("shorter than one block: no worker can hold any of it")
     for one in found["workers"]:
         tiers = "  ".join(f"{tier} {count}" for tier, count in one["tiers"].items() if count)
         depth = f"{one['depth_blocks']}/{one['blocks']}"
-        say(f"{one['worker']:<24} {depth:>9}  {one['knowledge']:<8} {tiers}")
+        say(f"{one['worker']:<24} {depth:>9}  {one['knowledge']:<8} {tiers}".rstrip())
     return 0
 
 
 async def _only_model(session: aiohttp.ClientSession) -> str:
+    """The one model that is served; else a complaint and the empty text."""
     async with session.get("/v1/models") as answer:
-        models = [one["id"] for one in (await answer.json()).get("data", [])]
-    return str(models[0]) if models else ""
+        found = await _json(answer)
+    models = [str(one["id"]) for one in found.get("data", [])]
+    if len(models) == 1:
+        return models[0]
+    served = f"served are {', '.join(models)}" if models else "no worker says which one it serves"
+    complain(f"model is missing: name it with --model; {served}")
+    return ""
+
+
+async def _json(answer: aiohttp.ClientResponse) -> Any:
+    try:
+        found = await answer.json()
+    except (aiohttp.ContentTypeError, ValueError):
+        found = None
+    if not isinstance(found, dict):
+        path = answer.url.path
+        raise NotKvplane(f"is this kvplane? {path} answered {answer.status} without JSON")
+    return found
 
 
 async def tail(told: Settings) -> int:
@@ -61,25 +88,25 @@ async def tail(told: Settings) -> int:
         session.get("/index/changes", params=query) as answer,
     ):
         if answer.status != 200:
-            complain(_reason(await answer.json()))
+            complain(_reason(await _json(answer)))
             return 1
         async for line in answer.content:
             if line.startswith(b"data:"):
                 say(line[5:].decode().strip())
-    return 0
+    complain(f"{told['url']} has ended the stream")
+    return 1
+
+
+def unreachable(url: str, error: BaseException) -> str:
+    """Why a question to `url` got no answer, for a person."""
+    if isinstance(error, aiohttp.ClientConnectorError):
+        number = error.os_error.errno or 0
+        why = os.strerror(number) if number > 0 else error.os_error.strerror or str(error)
+        return f"{url} cannot be reached: {why}; is a gateway running there? (--url)"
+    if isinstance(error, TimeoutError):
+        return f"{url}: no answer in time"
+    return f"{url}: {error or type(error).__name__}"
 
 
 def _reason(answer: Mapping[str, Any]) -> str:
     return str(answer.get("error", {}).get("message", answer))
-
-
-async def healthy(told: Settings) -> int:
-    """0 if the URL answers 200 within the time-out, else 1 with the reason."""
-    timeout = aiohttp.ClientTimeout(total=2.0)
-    async with (
-        aiohttp.ClientSession(timeout=timeout) as session,
-        session.get(told["url"]) as answer,
-    ):
-        if answer.status != 200:
-            complain(f"{told['url']}: status {answer.status}")
-        return 0 if answer.status == 200 else 1

@@ -8,30 +8,36 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import signal
+import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING
 
-import aiohttp
-import uvloop
-
-from kvplane import terminal
-from kvplane.children import ChildFailed
-from kvplane.composite import Unusable
-from kvplane.demo import DemoFailed, demo
 from kvplane.options import NEEDS_REDIS
-from kvplane.runtime import Part, running
 from kvplane.settings import Settings, parser, resolve
-from kvplane.vocabulary import WorkerUp
+
+if TYPE_CHECKING:
+    from kvplane.runtime import Part
+    from kvplane.vocabulary import WorkerUp
 
 
 def run(told: Settings) -> int:
     """Run one command to its end; returns the exit status."""
+    if told.command == "healthy":
+        from kvplane.health import healthy
+
+        return healthy(told["url"])
     if told.command in NEEDS_REDIS and told["redis"] is None:
-        terminal.complain(f"redis is missing: kvplane {told.command} needs --redis URL")
+        _complain(f"redis is missing: kvplane {told.command} needs --redis redis://host:6379/0")
         return 2
+    import uvloop
+
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(_guarded(told))
+
+
+def _complain(line: str) -> None:
+    sys.stderr.write(f"kvplane: {line}\n")
 
 
 async def _guarded(told: Settings) -> int:
@@ -42,16 +48,34 @@ async def _guarded(told: Settings) -> int:
         error: BaseException = raised
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
-        if isinstance(error, aiohttp.ClientError | TimeoutError):
-            terminal.complain(f"{told.values.get('url', '')}: {error or 'no answer in time'}")
-        elif isinstance(error, OSError | ChildFailed | DemoFailed | Unusable):
-            terminal.complain(str(error))
-        else:
+        sentence = _sentence(told, error)
+        if sentence is None:
             raise
+        _complain(sentence)
     return 1
 
 
+def _sentence(told: Settings, error: BaseException) -> str | None:
+    """What a person reads of an error that is no fault of this program; None for the others."""
+    import aiohttp
+
+    from kvplane import terminal
+    from kvplane.children import ChildFailed
+    from kvplane.demo import DemoFailed
+    from kvplane.index import IndexFault
+
+    if isinstance(error, aiohttp.ClientError | TimeoutError):
+        return terminal.unreachable(told.values.get("url", "a worker"), error)
+    if isinstance(error, terminal.NotKvplane):
+        return f"{told['url']}: {error}"
+    if isinstance(error, OSError | ChildFailed | DemoFailed | IndexFault):
+        return str(error)
+    return None
+
+
 async def _serve(part: Part) -> int:
+    from kvplane.runtime import running
+
     async with _signals() as told_to_stop, running([part]):
         await told_to_stop.wait()
     return 0
@@ -104,21 +128,22 @@ async def _engine(told: Settings) -> int:
     try:
         return await _serve(EngineProcess(told))
     except BadSetting as error:
-        terminal.complain(str(error))
+        _complain(str(error))
         return 2
 
 
 async def _demo(told: Settings) -> int:
     """The chat, and with `once` the end; Ctrl-C at any time ends everything in order."""
-
+    from kvplane import terminal  # before signals are heard: until then nothing has to be undone
+    from kvplane.demo import demo
     from kvplane.plane import GatewayPlane
 
-    def make_plane(workers: list[WorkerUp], port: int) -> Part:
-        words = ["all", "--tokenizer", "builtin", "--host", told["host"]]
-        flags = vars(parser().parse_args(words))
-        return GatewayPlane(resolve(flags, os.environ, {}), workers, port)
-
     async with _signals() as ended:
+
+        def make_plane(workers: list[WorkerUp], port: int) -> Part:
+            words = ["all", "--tokenizer", "builtin", "--host", told["host"]]
+            return GatewayPlane(resolve(vars(parser().parse_args(words)), {}, {}), workers, port)
+
         serving = asyncio.Event()
 
         async def until_told() -> None:
@@ -137,6 +162,18 @@ async def _demo(told: Settings) -> int:
     return 0
 
 
+async def _rank(told: Settings) -> int:
+    from kvplane import terminal
+
+    return await terminal.rank(told)
+
+
+async def _tail(told: Settings) -> int:
+    from kvplane import terminal
+
+    return await terminal.tail(told)
+
+
 COMMANDS: dict[str, Callable[[Settings], Awaitable[int]]] = {
     "all": _router,
     "router": _router,
@@ -145,7 +182,6 @@ COMMANDS: dict[str, Callable[[Settings], Awaitable[int]]] = {
     "index": _index,
     "engine": _engine,
     "demo": _demo,
-    "rank": terminal.rank,
-    "tail": terminal.tail,
-    "healthy": terminal.healthy,
+    "rank": _rank,
+    "tail": _tail,
 }

@@ -67,20 +67,27 @@ def worker_from_table(table: Mapping[str, Any]) -> WorkerUp:
     clean, pod = endpoint_of(table["url"])
     dp_size = _count("dp_size", table.get("dp_size", 1))
     size, port = table.get("block_size"), table.get("bootstrap_port")
+    host = table.get("bootstrap_host")
     return WorkerUp(
-        pod=Pod(str(table.get("name", pod))),
+        pod=Pod(_text("name", table.get("name", pod)) or pod),
         url=clean,
         role=Role(_choice("role", table.get("role", "both"), tuple(Role))),
         engine=_choice("engine", table.get("engine", "kvplane"), ENGINES),
-        model=str(table.get("model", "")),
-        bootstrap_host=table.get("bootstrap_host"),
+        model=_text("model", table.get("model", "")),
+        bootstrap_host=None if host is None else _text("bootstrap_host", host),
         bootstrap_port=None if port is None else _port("bootstrap_port", port),
         events=_endpoints("events", table.get("events"), dp_size),
         replay=_endpoints("replay", table.get("replay"), dp_size),
         block_size=None if size is None else _count("block_size", size),
         dp_size=dp_size,
-        tokenizer=str(table.get("tokenizer", "")),
+        tokenizer=_text("tokenizer", table.get("tokenizer", "")),
     )
+
+
+def _text(name: str, value: object) -> str:
+    if not isinstance(value, str):
+        raise WorkerFault(f"{name} {value!r}: must be text")
+    return value
 
 
 def _port(name: str, value: object) -> int:
@@ -102,18 +109,32 @@ def _choice(name: str, value: object, choices: tuple[str, ...]) -> str:
     return str(value)
 
 
+def endpoint(name: str, value: object) -> str:
+    """A ZMQ endpoint that can be connected to; raises WorkerFault for another thing."""
+    text = str(value)
+    scheme, _, rest = text.partition("://")
+    if scheme not in ("tcp", "ipc") or not rest:
+        raise WorkerFault(f"{name} {value!r}: must be like tcp://host:5557 or ipc:///path")
+    if scheme == "tcp":
+        host, _, port = rest.rpartition(":")
+        if not host:
+            raise WorkerFault(f"{name} {value!r}: must be like tcp://host:5557")
+        _port(f"{name} {value!r}: port", port)
+    return text
+
+
 def _endpoints(name: str, value: object, dp_size: int) -> tuple[str, ...]:
     """One endpoint per dp rank: a list as it is, or one text whose port counts up by rank."""
     if value is None:
         return ()
     if isinstance(value, list):
-        if len(value) != dp_size or not all(isinstance(item, str) for item in value):
+        if len(value) != dp_size:
             raise WorkerFault(f"{name}: must be one endpoint per dp rank ({dp_size})")
-        return tuple(value)
-    head, _, port = str(value).rpartition(":")
-    if not str(value).startswith(("tcp://", "ipc://")):
-        raise WorkerFault(f"{name} {value!r}: must be like tcp://host:port")
+        return tuple(endpoint(name, item) for item in value)
+    base = endpoint(name, value)
     if dp_size == 1:
-        return (str(value),)
-    first = _port(name, port)
+        return (base,)
+    head, _, port = base.rpartition(":")
+    first = _port(f"{name} of rank {dp_size - 1}, port", port)
+    _port(f"{name} of rank {dp_size - 1}, port", first + dp_size - 1)
     return tuple(f"{head}:{first + rank}" for rank in range(dp_size))
