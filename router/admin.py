@@ -9,6 +9,7 @@ models, liveness here; /workers is in admin_workers.py. Open it to add an admin 
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any
 
 from fastapi import FastAPI, Query, Request, Response
@@ -27,6 +28,7 @@ from .gateway import Gateway
 SETTLE_S = 1.0  # a reader of evidence waits this long for what is still being collected
 MOST_LISTED = 1000
 MOST_DIAGNOSED = 20  # failed rooms
+ROOM = re.compile(r"[0-9]+")
 
 
 def admin_app(
@@ -39,6 +41,7 @@ def admin_app(
     app.add_exception_handler(GatewayError, _ours)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
+    app.add_exception_handler(Exception, _broken)
     _life(app, gateway)
     _models(app, gateway)
     _evidence(app, gateway)
@@ -140,7 +143,8 @@ def _diagnosis(app: FastAPI, gateway: Gateway, desk: WorkerDesk | None) -> None:
 
 def _room(text: str) -> Room:
     """Decimal text, since 64-bit numbers break JavaScript."""
-    if not text.isascii() or not text.isdecimal() or not 0 < int(text[:20]) <= MAX_ROOM:
+    digits = len(str(MAX_ROOM))  # a number of thousands of digits is no int to Python
+    if not ROOM.fullmatch(text) or len(text) > digits or not 0 < int(text) <= MAX_ROOM:
         raise GatewayError(
             "invalid_request", f"room {text[:40]!r}: must be a number, 1 to {MAX_ROOM}", "room"
         )
@@ -171,3 +175,8 @@ async def _http(request: Request, error: Exception) -> Response:
     message = f"{request.method} {request.url.path}: {error.detail}"
     shape = GatewayError(code, message, status=error.status_code).shape()
     return JSONResponse(shape, error.status_code, dict(error.headers or {}))
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    """Something of ours broke; the server logs it."""
+    return await _ours(request, GatewayError("internal_error", "the gateway failed; see its log"))

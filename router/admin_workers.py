@@ -11,11 +11,11 @@ import hmac
 import ipaddress
 import uuid
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.responses import JSONResponse
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from kvplane.vocabulary import Pod, Role, WorkerUp
 
@@ -45,19 +45,29 @@ class WorkerDesk(Protocol):
     def waiting(self) -> Sequence[Waited]: ...
 
 
+def _plain(text: str) -> str:
+    """Text that can be shown and sent anywhere: one bad name would break every later answer."""
+    if not text.isprintable():
+        raise ValueError("must hold no control characters and no half of a surrogate pair")
+    return text
+
+
+Plain = Annotated[str, AfterValidator(_plain)]
+
+
 class NewWorker(BaseModel):
     """As sgl router takes it; what we do not use is accepted and ignored."""
 
     model_config = ConfigDict(extra="allow")
-    url: str
-    worker_type: str = "regular"
+    url: Plain
+    worker_type: Plain = "regular"
     bootstrap_port: int | None = Field(default=None, ge=1, le=65535)
-    model_id: str = ""
-    runtime: str = ""
-    events: str | list[str] | None = None
-    replay: str | list[str] | None = None
+    model_id: Plain = ""
+    runtime: Plain = ""
+    events: Plain | list[Plain] | None = None
+    replay: Plain | list[Plain] | None = None
     block_size: int | None = Field(default=None, ge=1)
-    tokenizer: str = ""
+    tokenizer: Plain = ""
 
     def table(self) -> dict[str, Any]:
         """The same as a [[workers]] table."""

@@ -23,7 +23,7 @@ from .errors import GatewayError
 from .gateway import Gateway
 from .legs_exchange import Bell
 from .proxy import PROXIED, proxy
-from .request import COUNTS, parse, sane_id
+from .request import COUNTS, LONG_BYTES, parse, sane_id
 
 log = logging.getLogger(__name__)
 
@@ -148,7 +148,9 @@ class Api:
             if path in PROXIED:
                 await proxy(self._gateway, path, raw, headers, request_id, client)
             else:
-                ask = parse(path, raw, request_id, tuple(headers))
+                read = (path, raw, request_id, tuple(headers))
+                long = len(raw) > LONG_BYTES
+                ask = await asyncio.to_thread(parse, *read) if long else parse(*read)
                 await self._gateway.handle(ask, client)
         finally:
             watcher.cancel()

@@ -108,4 +108,4 @@ def engine_said(body: bytes) -> tuple[str, str | None]:
         return str(inner)[:300], None
     message = inner.get("message") or inner.get("detail") or ""
     stage = inner.get("stage")
-    return str(message)[:300], stage if stage in STAGES else None
+    return str(message)[:300], stage if isinstance(stage, str) and stage in STAGES else None

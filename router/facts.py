@@ -21,6 +21,7 @@ from .request import Ask
 
 BOOTSTRAP_PORT = 8998  # SGLang's default, where neither flags nor the engine tell
 ANSWER_TOKENS = 128  # an answer's share of decode load where the client sets no limit
+CHARS_PER_TOKEN = 32  # no text worth tokenising has more on average
 BYTES_PER_TOKEN = 4  # of a body, where its tokens are not known
 
 HeaderList = list[tuple[bytes, bytes]]
@@ -34,14 +35,24 @@ def base_model(fleet: Fleet, asked: str) -> str:
     return asked
 
 
-def check_length(ask: Ask, prompt: Prompt, choice: Choice) -> None:
-    """Raises GatewayError for a prompt that leaves no room for an answer."""
+def most_tokens(fleet: Fleet, model: str) -> int:
+    """The longest context any worker of a model has; 0 where one does not say."""
+    limits = [up.max_tokens or 0 for up in fleet.pods() if not model or up.model in ("", model)]
+    return max(limits) if limits and all(limits) else 0
+
+
+def pair_tokens(choice: Choice) -> int:
+    """The context of a pair: the shorter of both; 0 where neither says."""
     targets = [target for target in (choice.prefill, choice.decode) if target is not None]
-    limits = [target.up.max_tokens for target in targets if target.up.max_tokens]
-    if limits and prompt.longest >= min(limits):
+    return min((t.up.max_tokens for t in targets if t.up.max_tokens), default=0)
+
+
+def check_length(ask: Ask, prompt: Prompt, most: int) -> None:
+    """Raises GatewayError for a prompt that leaves no room for an answer; `most` 0 = no limit."""
+    if most and prompt.longest >= most:
         raise GatewayError(
             "context_length_exceeded",
-            f"This model's maximum context length is {min(limits)} tokens, prompt and answer "
+            f"This model's maximum context length is {most} tokens, prompt and answer "
             f"together. However, your prompt has {prompt.longest} tokens.",
             next(
                 (name for name in ("messages", "prompt", "text") if name in ask.body), "input_ids"

@@ -35,7 +35,7 @@ from .journey import Journey, Means
 from .legs import Legs
 from .metrics import RouterMetrics
 from .prompts import Prompt, Prompts
-from .request import Ask
+from .request import LONG_BYTES, Ask
 from .retry import Again, Budget, Failed, decide
 from .settings import RouterSettings
 
@@ -112,7 +112,10 @@ class Gateway:
     async def _tokens(self, ask: Ask) -> Prompt:
         begun = self.clock.now()
         model = facts.base_model(self.fleet, ask.model)
-        prompt = await self._prompts.tokenise(ask.path, ask.body, model)
+        most, long = facts.most_tokens(self.fleet, model), len(ask.raw) > LONG_BYTES
+        chars = most * facts.CHARS_PER_TOKEN
+        prompt = await self._prompts.tokenise(ask.path, ask.body, model, chars, long)
+        facts.check_length(ask, prompt, most)  # before anybody hashes it
         self.metrics.tokenise_s.observe(self.clock.now() - begun)
         return prompt
 
@@ -126,7 +129,7 @@ class Gateway:
             choice = self._chooser.choose(ask, prompt, begun, guilty)
         except GatewayError as error:
             raise before or error from None
-        facts.check_length(ask, prompt, choice)
+        facts.check_length(ask, prompt, facts.pair_tokens(choice))
         self.metrics.choose_s.observe(self.clock.now() - begun)
         self.metrics.knowledge.labels(choice.knowledge, prompt.reason or "").inc()
         if before is None:

@@ -81,18 +81,23 @@ class Prompts:
         if folder and self._pool is not None:
             self._pool.submit(self._tokenizer, folder)
 
-    async def tokenise(self, path: str, body: Body, model: str = "") -> Prompt:
+    async def tokenise(
+        self, path: str, body: Body, model: str = "", most_chars: int = 0, long: bool = False
+    ) -> Prompt:
         """Token ids of each prompt in the body; `model` as resolved, "" = the only one.
 
-        Raises BadPrompt. Everything else that goes wrong is a reason. Bounded in time and number.
+        `most_chars`: more cannot fit the model, so is left to the engine to refuse; 0 = not known.
+        `long`: look at the body in a thread. Raises BadPrompt. Everything else that goes wrong is
+        a reason. Bounded in time and number.
         """
-        found = plan(path, body)
+        found = await asyncio.to_thread(plan, path, body) if long else plan(path, body)
         if found.reason is not None or found.ids is not None:
             return _prompt(body, found, found.ids, found.reason)
         folder, engine = self._home(model)
         if not folder:
             return _prompt(body, found, None, "no_tokenizer")
-        if found.size > self._settings.most_chars:
+        most = self._settings.most_chars
+        if found.size > min(most, most_chars or most):
             return _prompt(body, found, None, "too_large")
         work = self._begin(found, folder, JOINERS.get(engine, "\n"))
         if work is None:

@@ -19,6 +19,7 @@ from .errors import GatewayError, invalid
 MOST_SAMPLES = 128  # n; OpenAI's own limit
 MOST_PROMPTS = 4096  # prompts in one list
 MOST_ROOMS = 4096  # prompts x samples: each takes a room, and its number goes into a header
+LONG_BYTES = 256 * 1024  # a longer body is read in a thread: a million ids are not one step
 SANE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 Body = dict[str, Any]

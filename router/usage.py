@@ -14,6 +14,8 @@ from typing import Any
 
 import msgspec
 
+from .errors import STAGES
+
 MOST_BYTES = 256 * 1024  # of a whole answer; of a longer one the end is kept
 
 
@@ -41,7 +43,9 @@ class Usage:
         for event in self._events():
             error = event.get("error") if isinstance(event, dict) else None
             if isinstance(error, dict):
-                return str(error.get("message", ""))[:300], error.get("stage")
+                stage = error.get("stage")
+                told = stage if isinstance(stage, str) and stage in STAGES else None
+                return str(error.get("message", ""))[:300], told
             if error:
                 return str(error)[:300], None
         return None
@@ -73,6 +77,6 @@ def _cached(event: Any) -> int | None:
     details = usage.get("prompt_tokens_details") if isinstance(usage, dict) else None
     for place in (details, event.get("meta_info")):
         count = place.get("cached_tokens") if isinstance(place, dict) else None
-        if isinstance(count, int) and not isinstance(count, bool):
-            return count
+        if isinstance(count, int) and not isinstance(count, bool) and 0 <= count < 2**32:
+            return count  # anything else is no count: a counter would not take it
     return None

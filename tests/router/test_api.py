@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
+from io import BytesIO
 from typing import Any
 
 import pytest
@@ -180,7 +182,10 @@ async def test_the_diagnosis_names_what_keeps_requests_from_being_served() -> No
         assert any(one["culprit"] == "decode pool" for one in found["findings"])
 
 
-@pytest.mark.parametrize("room", ["0", "-1", "x", "9223372036854775808", "1" * 400, "٣"])
+ROOMS = ["0", "-1", "x", "9223372036854775808", "1" * 400, "٣"]
+
+
+@pytest.mark.parametrize("room", [*ROOMS, "1" * 5000, "0" * 19 + "1" * 5000])
 async def test_a_room_that_cannot_be_is_a_400(room: str) -> None:
     async with gatehouse({}, SETTINGS) as house:
         status, found = await house.get(f"/rooms/{room}")
@@ -279,3 +284,54 @@ async def test_workers_need_the_admin_key_unless_on_loopback() -> None:
         house.session.get(house.url + "/workers", headers=headers) as found,
     ):
         assert found.status == 403
+
+
+BAD_TEXTS = [r"http://\ud800:80", r"http://a\r\nb:80", r"http://h\u0000:80"]
+
+
+@pytest.mark.parametrize("text", BAD_TEXTS)
+@pytest.mark.parametrize("member", ["url", "model_id", "events", "replay", "tokenizer", "runtime"])
+async def test_a_worker_whose_name_could_not_be_shown_is_refused(member: str, text: str) -> None:
+    desk = Desk()
+    async with gatehouse(ENGINES, SETTINGS, desk=desk, declare=declare) as house:
+        body = f'{{"url":"http://h:80","{member}":"{text}"}}'
+        status, told, _ = await house.post(
+            "/workers", body.encode(), {"content-type": "application/json"}
+        )
+        assert status == 400 and json.loads(told)["error"]["param"].startswith(member)
+        assert not desk.waiting()
+        assert (await house.get("/workers"))[0] == 200  # nothing is poisoned
+
+
+async def test_what_breaks_inside_is_a_500_in_the_shape_of_every_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with gatehouse(ENGINES, SETTINGS) as house:
+        monkeypatch.setattr(house.ledger, "rooms", lambda *_: 1 / 0)
+        status, found = await house.get("/rooms")
+        assert (status, found["error"]["code"]) == (500, "internal_error")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b'{"prompt":[' + b"7," * 2_000_000 + b"7]}",
+        b'{"bootstrap_room":[' + b'"a",' * 1_000_000 + b'1],"prompt":"x"}',
+        b'{"prompt":[' + b'"a",' * 4095 + b'"a"],"n":128}',
+        b'{"prompt":"' + b"a" * 5_000_000 + b'"}',
+    ],
+    ids=["ids", "reserved member", "rooms", "text"],
+)
+async def test_a_monstrous_body_keeps_nobody_else_waiting(body: bytes) -> None:
+    facts = {"p1": {"max_tokens": 200}, "d1": {"max_tokens": 200}}
+    async with gatehouse(ENGINES, replace(SETTINGS, most_body_bytes=2**25), facts=facts) as house:
+        sent = house.session.post(f"{house.url}/v1/completions", data=BytesIO(body))
+        asked = asyncio.ensure_future(sent)
+        worst, loop = 0.0, asyncio.get_running_loop()
+        while not asked.done():
+            begun = loop.time()
+            await asyncio.sleep(0.001)
+            worst = max(worst, loop.time() - begun)
+        async with await asked as answer:
+            assert answer.status in (200, 400)
+        assert worst < 0.5, worst

@@ -46,3 +46,17 @@ def test_an_error_event_is_told() -> None:
     usage.feed(b'data: {"error":{"message":"gone","stage":"verify"}}\n\n')
     assert usage.error() == ("gone", "verify")
     assert Usage().error() is None
+
+
+@pytest.mark.parametrize("count", [-1, 2**32, 10**30])
+def test_a_count_that_cannot_be_is_no_count(count: int) -> None:
+    usage = Usage()
+    usage.feed(OPENAI % count)
+    assert usage.cached_tokens() is None
+
+
+@pytest.mark.parametrize("stage", ["[]", "{}", "7", "null", '"nonsense"'])
+def test_a_stage_nobody_knows_is_no_stage(stage: str) -> None:
+    usage = Usage()
+    usage.feed(b'data: {"error":{"message":"m","stage":%s}}\n\n' % stage.encode())
+    assert usage.error() == ("m", None)
