@@ -8,6 +8,7 @@ Source of the facts: SGLang's /server_info and /model_info, vLLM's /tokenize.
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Sequence
 from typing import Any, Protocol
 
@@ -31,6 +32,7 @@ from .truth import truth
 from .unit import Unit
 
 GET_POST = ["GET", "POST"]
+ROOM = re.compile(r"[0-9]{1,19}")
 
 
 class Asked(Protocol):
@@ -80,7 +82,7 @@ class AdminRoutes:
             ("/tokenize", self._tokenize, ["POST"]),
             ("/flush_cache", self._flush, GET_POST),
             ("/abort_request", self._abort, ["POST"]),
-            ("/rooms/{room:int}", self._room, ["GET"]),
+            ("/rooms/{room}", self._room, ["GET"]),
             ("/metrics", self._metrics, ["GET"]),
         ]
         if self._settings.may_break:
@@ -143,10 +145,11 @@ class AdminRoutes:
         return JSONResponse({"aborted": self._engine.abort(None if every else rid)})
 
     async def _room(self, request: Request) -> Response:
-        room = Room(request.path_params["room"])
-        found = self._evidence.room(room)
+        room = request.path_params["room"]
+        known = ROOM.fullmatch(room)  # a number of thousands of digits is no int to Python
+        found = self._evidence.room(Room(int(room))) if known else None
         if found is None:
-            raise HTTPException(404, f"room {room} is not known here (any more)")
+            raise HTTPException(404, f"room {room[:40]} is not known here (any more)")
         return JSONResponse(found)
 
     async def _metrics(self, request: Request) -> Response:

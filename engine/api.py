@@ -27,6 +27,7 @@ from .serving import Answer
 from .settings import EngineSettings
 from .shapes import Shape, error_body
 
+BODY_S = 120.0  # a whole request body must have come by then
 PATHS = {
     "/generate": "generate",
     "/v1/completions": "completions",
@@ -72,13 +73,20 @@ class InferenceRoutes:
 
 async def read_json(request: Request, most_bytes: int) -> Any:
     """The body as JSON; raises BadRequest for what is too large or no JSON."""
+    declared = request.headers.get("content-length", "")
+    if declared.isdecimal() and int(declared[:20]) > most_bytes:
+        raise BadRequest("body", f"more than {most_bytes} bytes")
     parts: list[bytes] = []
     size = 0
-    async for part in request.stream():
-        size += len(part)
-        if size > most_bytes:
-            raise BadRequest("body", f"more than {most_bytes} bytes")
-        parts.append(part)
+    try:
+        async with asyncio.timeout(BODY_S):
+            async for part in request.stream():
+                size += len(part)
+                if size > most_bytes:
+                    raise BadRequest("body", f"more than {most_bytes} bytes")
+                parts.append(part)
+    except TimeoutError:
+        raise BadRequest("body", f"did not come within {BODY_S:g} s") from None
     try:
         return msgspec.json.decode(b"".join(parts))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -90,6 +98,7 @@ def application(routes: list[BaseRoute]) -> ASGIApp:
     handlers: dict[Any, Any] = {
         EngineError: _engine_error,
         HTTPException: _http_error,
+        Exception: _broken,
         ClientDisconnect: _nobody,
     }
     return Starlette(routes=routes, exception_handlers=handlers)
@@ -109,6 +118,11 @@ async def _http_error(request: Request, error: Exception) -> Response:
         "param": None,
     }
     return JSONResponse({"error": facts}, error.status_code, error.headers)
+
+
+async def _broken(request: Request, error: Exception) -> Response:
+    """Something of ours broke; the server logs it."""
+    return JSONResponse(error_body(EngineError("the engine failed; its log says why")), 500)
 
 
 async def _nobody(request: Request, error: Exception) -> Response:

@@ -23,6 +23,7 @@ from .fields import Fields
 from .settings import EngineSettings
 
 MOST_RID = 200  # characters
+CHARS_PER_TOKEN = 16  # more than the longest special token has; all others are one byte
 
 
 class Reader:
@@ -64,6 +65,7 @@ class Reader:
         prompt = fields.text("prompt")
         if prompt is None:
             raise BadRequest("prompt", "must be a text; or give messages")
+        self._short("prompt", prompt)
         try:
             return self._tokenizer.encode(prompt, fields.flag("add_special_tokens", True))
         except TokensError as error:
@@ -145,6 +147,7 @@ class Reader:
 
     def _prompt(self, name: str, item: object) -> list[int]:
         if isinstance(item, str):
+            self._short(name, item)
             try:
                 ids = self._tokenizer.encode(item)
             except TokensError as error:
@@ -161,6 +164,13 @@ class Reader:
             raise BadRequest(name, f"{name}: must hold at least one token")
         return ids
 
+    def _short(self, name: str, text: str) -> None:
+        """Refuse what cannot fit before it is tokenised: that takes seconds a megabyte."""
+        most = self._settings.context_length
+        if len(text) > most * CHARS_PER_TOKEN:
+            said = f"{len(text)} characters are more than this model takes: {most - 1} tokens"
+            raise BadRequest(name, said)
+
     def _chat(self, fields: Fields) -> list[int]:
         messages = fields.get("messages")
         good = isinstance(messages, list) and all(isinstance(m, dict) for m in messages)
@@ -175,7 +185,9 @@ class Reader:
         extra = fields.table("chat_template_kwargs")
         prompt = fields.flag("add_generation_prompt", True)
         try:
-            return self._tokenizer.chat(messages, tools or None, prompt, dict(extra))
+            text = self._tokenizer.render(messages, tools or None, prompt, dict(extra))
+            self._short("messages", text)
+            return self._tokenizer.encode(text, add_special_tokens=False)
         except TokensError as error:
             raise BadRequest("messages", f"messages: {error}") from error
 

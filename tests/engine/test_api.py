@@ -333,3 +333,27 @@ async def test_an_engine_that_stops_tells_its_clients(start: Start) -> None:
     assert (status, answer["error"]["message"]) == (503, "the engine stops")
     assert (await both.get("/ready"))[0] == 503
     assert both.engine.settings.role is Role.BOTH
+
+
+@pytest.mark.parametrize("room", ["1" * 5000, "0" * 30 + "1", "x", "%D9%A3", "-1", "%00"])
+async def test_a_room_that_cannot_be_is_not_known_here(start: Start, room: str) -> None:
+    both = await start()
+    status, found = await both.get(f"/rooms/{room}")
+    assert (status, found["error"]["code"]) == (404, "invalid_request")
+
+
+async def test_a_body_that_says_it_is_too_long_is_refused_before_it_comes(start: Start) -> None:
+    both = await start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", both.engine.settings.port)
+    writer.write(b"POST /generate HTTP/1.1\r\nhost: x\r\ncontent-length: 1000000000000\r\n\r\n")
+    assert b" 400 " in await reader.readuntil(b"\r\n")
+    writer.close()
+
+
+async def test_what_breaks_inside_is_a_500_in_the_shape_of_every_error(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    both = await start()
+    monkeypatch.setattr(both.engine.evidence, "room", lambda room: 1 / 0)
+    status, found = await both.get("/rooms/1")
+    assert (status, found["error"]["code"]) == (500, "internal_error")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -103,3 +104,21 @@ def test_a_wrong_value_is_named(route: str, body: Any, names: str) -> None:
 def test_another_model_is_not_served() -> None:
     with pytest.raises(UnknownModel, match="'gpt' is not served here"):
         READER.read("completions", {"prompt": "a", "model": "gpt"})
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "field"),
+    [
+        ("generate", {"text": "x" * 5_000_000}, "text"),
+        ("completions", {"prompt": ["a", "<|user|>" * 1_000_000]}, "prompt[1]"),
+        ("chat", {"messages": [{"role": "user", "content": "x" * 5_000_000}]}, "messages"),
+    ],
+)
+def test_a_text_that_cannot_fit_is_refused_without_being_tokenised(
+    route: str, body: dict[str, Any], field: str
+) -> None:
+    begun = time.process_time()
+    with pytest.raises(BadRequest) as caught:
+        READER.read(route, body)
+    assert caught.value.field == field and "characters" in str(caught.value)
+    assert time.process_time() - begun < 0.5  # tokenising takes several seconds
