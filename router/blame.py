@@ -81,7 +81,8 @@ def engine_refused(
     message = f"{side} {worker} answered {status}: {message}"
     if 400 <= status < 500:
         code = "overloaded" if status == 429 else "invalid_request"
-        cause = GatewayError(code, message, status=status, raw=body, raw_type=kind)
+        # Its own words; where it had none, or they did not come whole, ours.
+        cause = GatewayError(code, message, status=status, raw=body or None, raw_type=kind)
     else:
         code = "transfer_failed" if stage is not None else f"{side}_failed"
         cause = GatewayError(code, message, status=503 if status == 503 else 502, stage=stage)

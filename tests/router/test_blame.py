@@ -89,3 +89,11 @@ def test_retry_after_is_kept() -> None:
     headers = [*JSON, (b"retry-after", b"12")]
     failed = engine_refused(Side.PREFILL, "p1", 429, headers, b"busy")
     assert (b"retry-after", b"12") in failed.cause.head()
+
+
+@pytest.mark.parametrize("answered", [400, 404, 413, 429])
+def test_a_refusal_without_words_is_told_in_ours(answered: int) -> None:
+    cause = engine_refused(Side.PREFILL, "p1", answered, JSON, b"").cause
+    assert cause.body().startswith(b'{"error":{"message":"prefill p1 answered %d' % answered)
+    said = engine_refused(Side.PREFILL, "p1", answered, JSON, b'{"message":"bad"}').cause
+    assert said.body() == b'{"message":"bad"}'
