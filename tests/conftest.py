@@ -6,12 +6,12 @@ import uuid
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 from kit.clock import FakeClock
 from kit.redis import real_redis
 
 # A slow machine is no finding: an example has no deadline, a test has one (pytest-timeout).
-settings.register_profile("kvplane", deadline=None)
+settings.register_profile("kvplane", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("kvplane")
 
 
