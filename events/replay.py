@@ -14,8 +14,11 @@ from dataclasses import dataclass
 import zmq
 import zmq.asyncio
 
+from kvplane.runtime import Clock
+
 from .errors import BadFrames
 from .frames import Frame, question, replayed
+from .metrics import EventsMetrics
 from .settings import EventsSettings
 
 
@@ -25,6 +28,38 @@ class Answer:
 
     frames: tuple[Frame, ...]
     ended: bool
+
+
+class Replays:
+    """The replay socket of one worker, if it has one, and whether an answer is still owed."""
+
+    def __init__(
+        self,
+        context: zmq.asyncio.Context,
+        endpoint: str | None,
+        settings: EventsSettings,
+        clock: Clock,
+        metrics: EventsMetrics,
+    ) -> None:
+        self.endpoint = endpoint
+        self.owed = False  # it was silent when all from the first batch on was needed
+        self._asked = 0.0  # monotonic seconds
+        self._context, self._settings = context, settings
+        self._clock, self._metrics = clock, metrics
+
+    async def ask(self, first: int) -> Answer | None:
+        """One question; None where nothing at all came back, or nobody is there to ask."""
+        if self.endpoint is None:
+            return None
+        self._asked = self._clock.now()
+        answer = await ask(self._context, self.endpoint, first, self._settings)
+        outcome = "answered" if answer.ended else "cut" if answer.frames else "silent"
+        self._metrics.replays.labels(outcome).inc()
+        return answer if answer.ended or answer.frames else None
+
+    def due(self, after_s: float) -> bool:
+        """An answer is owed, and it was not asked for lately."""
+        return self.owed and self._clock.now() - self._asked >= after_s
 
 
 async def ask(

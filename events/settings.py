@@ -16,6 +16,7 @@ class EventsSettings:
     connect_s: float = 5.0  # until a worker whose stream is not there is called dark
     settle_s: float = 0.25  # the subscription travels after the handshake; then we ask once more
     idle_check_s: float = 30.0  # silence until replay is asked whether all is well; one message
+    store_check_s: float = 2.0  # silence until we look whether the store lost something; one read
     replay_s: float = 10.0  # longest pause inside a replay answer; engines serve it between steps
     replay_total_s: float = 60.0  # a whole answer; 10000 batches take well under a second
     replay_rounds: int = 8  # answers with holes (vLLM before 0.33) that are asked on for

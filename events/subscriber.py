@@ -22,16 +22,17 @@ from kvplane.index import Store
 from kvplane.runtime import Clock, backoff, cancel, supervise
 from kvplane.vocabulary import Epoch, Knowledge, Worker
 
-from . import frames, replay
+from . import frames
 from .dialects.base import Dialect
 from .errors import BadFrames, Resync
 from .frames import Frame
 from .knowledge import believed, unreachable
 from .live import Live
 from .metrics import EventsMetrics
-from .replay import Answer
+from .replay import Replays
 from .sequence import Gap, Life, Seen, judge, same_life
 from .settings import EventsSettings
+from .silence import Silence
 from .writer import Writer
 
 log = logging.getLogger(__name__)
@@ -53,15 +54,15 @@ class Subscriber:
         settings: EventsSettings | None = None,
         context: zmq.asyncio.Context | None = None,
     ) -> None:
-        self.worker, self.endpoint, self._replay = worker, endpoint, replay_endpoint
+        self.worker, self.endpoint = worker, endpoint
         self._settings = settings or EventsSettings()
         self._clock, self._metrics = clock, metrics
         self._writer = Writer(worker, dialect, store, model, clock, metrics, self._settings)
-        self._own = None if context else zmq.asyncio.Context()
-        self._context = context or self._own
+        self._context, self._shared = context or zmq.asyncio.Context(), context is not None
+        self._replays = Replays(self._context, replay_endpoint, self._settings, clock, metrics)
         self._task: asyncio.Task[None] | None = None
-        self._checked = 0  # connection that was checked to be the same life
-        self._heard = False
+        self._checked = self._judged = 0  # connections behind which replay was asked
+        self._silence = Silence(self._settings)
         self.last_event: float | None = None  # monotonic seconds
 
     @property
@@ -88,16 +89,16 @@ class Subscriber:
         """End the loop and give the sockets back."""
         await cancel(self._task)
         self._writer.count_state(None)
-        if self._own is not None:
-            self._own.destroy(linger=0)
+        if not self._shared:
+            self._context.destroy(linger=0)
 
     # -- the walk --------------------------------------------------------------------------------
 
     async def _run(self) -> None:
-        assert self._context is not None, "a context is given or made"
         live = Live(self._context, self.endpoint, self._settings)
         waits = backoff(self._settings.store_retry_s, most_s=self._settings.store_retry_most_s)
         live.open()
+        self._checked = self._judged = 0
         try:
             while True:
                 try:
@@ -111,25 +112,37 @@ class Subscriber:
 
     async def _follow(self, live: Live) -> None:
         self._checked = 0
-        patience = self._settings.settle_s
         while True:
             if not live.up:
                 await self._wait_for(live)
-            if live.connections != self._checked:
-                self._checked = live.connections
-                await self._catch_up()
-                patience = self._settings.settle_s
-            messages = await live.receive(patience)
-            if live.connections != self._checked:  # first whose batches these are
-                self._checked = live.connections
-                await self._catch_up()
-            elif not messages and live.up:
-                patience = self._settings.idle_check_s
-                await self._catch_up()
+            await self._meet(live)
+            messages = await live.receive(self._silence.look_s)
+            await self._meet(live)  # first whose batches these are
             await self._hear(messages)
+            await self._look_round(live, bool(messages))
+
+    async def _meet(self, live: Live) -> None:
+        """Behind a new connection there may be a new life: ask before anything is believed."""
+        if live.connections != self._checked:
+            self._checked = live.connections
+            self._silence.begin(self._clock.now())
+            await self._catch_up(fresh=self._checked != self._judged)
+            self._judged = self._checked
+
+    async def _look_round(self, live: Live, heard: bool) -> None:
+        """In silence ask for what may be lost: of the engine now and then, of the store often."""
+        if heard:
+            self._silence.broken(self._clock.now())
+        else:
+            await self._writer.check()
+        owed = self._replays.due(self._settings.idle_check_s)
+        if live.up and (owed or self._silence.due(self._clock.now())):
+            await self._catch_up()
 
     async def _wait_for(self, live: Live) -> None:
-        """Until the publisher is there; dark meanwhile."""
+        """Until the publisher is there; dark meanwhile, and in doubt from the first moment."""
+        if self._writer.state is Knowledge.EXACT:
+            await self._writer.know(Knowledge.PARTIAL, f"connection to {self.endpoint} is lost")
         while not await live.connected(self._settings.connect_s):
             await self._writer.know(*unreachable(self.endpoint, live.foreign))
             if live.foreign:
@@ -144,7 +157,6 @@ class Subscriber:
                 self._metrics.malformed.inc()
                 log.warning("malformed message worker=%s %s", self.worker, error)
                 continue
-            self._heard = True
             self.last_event = self._clock.now()
             await self._one(frame)
         if messages:
@@ -158,7 +170,8 @@ class Subscriber:
             if await self._is_old(frame):
                 self._metrics.repeats.inc()
                 return
-            await self._new_life()
+            await self._writer.begin_life()
+            await self._rebuild()
             verdict = judge(writer.last, frame.sequence)
         if isinstance(verdict, Gap):
             if not await self._close(verdict, frame):
@@ -187,54 +200,62 @@ class Subscriber:
 
     # -- repairing -------------------------------------------------------------------------------
 
-    async def _catch_up(self) -> None:
-        """Same life? Then what we lack of it, by replay."""
-        answered = True
-        if self._replay is not None and self._writer.last is None:
-            answer = await self._ask(0)
-            answered = answer is not None
-            await self._take(answer.frames if answer else ())
-        elif self._replay is not None:
+    async def _catch_up(self, fresh: bool = False) -> None:
+        """Same life? Then what we lack of it, by replay.
+
+        Behind a `fresh` connection a life that nobody vouches for is a new one: in doubt we clear.
+        """
+        writer, asks = self._writer, self._replays.endpoint is not None
+        if writer.last is None or (self._replays.owed and not fresh):
+            answered = await self._rebuild()
+        else:
             life, rest = await self._life()
             answered = life is not None
-            if life is Life.NEW:
-                await self._new_life()
+            if life is Life.NEW or (life is None and fresh):
+                await writer.begin_life()
+                self._replays.owed = asks
+                answered = answered and await self._rebuild()
             await self._take(rest)
-        await self._writer.flush()
-        await self._tell(silent=not answered)
+        await writer.flush()
+        await self._tell(silent=asks and not answered)
 
     async def _life(self) -> tuple[Life | None, tuple[Frame, ...]]:
         """Ask replay from our last batch whose life it is, and what follows; None: no answer."""
         last = self._writer.last
         assert last is not None, "a life without a batch is not judged"
-        answer = await self._ask(last)
+        answer = await self._replays.ask(last)
         if answer is None:
             return None, ()
         found = answer.frames[0] if answer.frames else None
         matches = found is not None and found.digest == self._writer.digest(last)
         life = same_life(last, matches, found.sequence if found else None)
-        rest = {Life.SAME: answer.frames[1:], Life.BEYOND: answer.frames}
-        return life, rest.get(life, ())
+        return life, answer.frames[1 if life is Life.SAME else 0 :] if life is not Life.NEW else ()
 
-    async def _new_life(self) -> None:
-        await self._writer.begin_life()
-        answer = await self._ask(0)
-        await self._take(answer.frames if answer else ())
+    async def _rebuild(self) -> bool:
+        """All that the engine still holds; owed until replay answers, which false says."""
+        answer = await self._replays.ask(0)
+        self._replays.owed = answer is None and self._replays.endpoint is not None
+        if answer and answer.frames:
+            known_from = self._writer.known_from
+            if known_from is not None and answer.frames[0].sequence < known_from:
+                await self._writer.begin_life()  # more than we kept: build it anew
+            await self._take(answer.frames)
+        return not self._replays.owed
 
     async def _close(self, gap: Gap, frame: Frame) -> bool:
-        """Ask once for what is missing before a live batch; false: that batch is of another life.
+        """Ask once for what is missing before a batch; false: the batch is of another life.
 
-        The answer is newer than the batch. Where it ends before the batch, the batch is a leftover
-        of an earlier life, unless the publisher itself was restarted meanwhile.
+        The answer is newer. Where it ends before the batch, that is a leftover of an earlier life,
+        unless the publisher itself was restarted meanwhile.
         """
         writer = self._writer
         await writer.flush()
-        if self._replay is None:
+        if self._replays.endpoint is None:
             return True
-        why = f"batches {gap.first} to {gap.last} are missing, replay is asked"
-        await writer.know(Knowledge.PARTIAL, why)
-        answer = await self._ask(gap.first)
+        await writer.know(Knowledge.PARTIAL, f"batches {gap.first} to {gap.last} are asked for")
+        answer = await self._replays.ask(gap.first)
         if answer is None:
+            self._replays.owed = True
             return True
         if answer.frames:
             if await self._take(answer.frames):
@@ -242,7 +263,8 @@ class Subscriber:
             return not answer.ended or answer.frames[-1].sequence >= frame.sequence
         life = Life.NEW if writer.last is None else (await self._life())[0]
         if life is Life.NEW and writer.last is not None:
-            await self._new_life()
+            await writer.begin_life()
+            await self._rebuild()
         return life is not Life.SAME
 
     async def _take(self, answer: Sequence[Frame], rounds: int | None = None) -> bool:
@@ -252,13 +274,12 @@ class Subscriber:
         0.33). One before it stays: the engine's buffer has moved on.
         """
         left = self._settings.replay_rounds if rounds is None else rounds
-        self._heard = self._heard or bool(answer)
         whole = True
         for at, frame in enumerate(answer):
             verdict = judge(self._writer.last, frame.sequence)
             if isinstance(verdict, Gap):
                 await self._writer.flush()
-                again = await self._ask(verdict.first) if at and left else None
+                again = await self._replays.ask(verdict.first) if at and left else None
                 if again and again.frames:
                     return await self._take(again.frames, left - 1) and whole
                 self._give_up(verdict, frame)
@@ -270,20 +291,10 @@ class Subscriber:
 
     def _give_up(self, gap: Gap, frame: Frame) -> None:
         self._metrics.gaps.labels("lost").inc()
-        why = "are not in the replay" if self._replay else "were missed, no replay"
+        why = "are not in the replay" if self._replays.endpoint else "were missed, no replay"
         self._writer.lose(frame.sequence, f"batches {gap.first} to {gap.last} {why}")
-
-    async def _ask(self, first: int) -> Answer | None:
-        """One question to the replay socket; None where nothing at all came back."""
-        if self._replay is None:
-            return None
-        assert self._context is not None, "a context is given or made"
-        answer = await replay.ask(self._context, self._replay, first, self._settings)
-        outcome = "answered" if answer.ended else "cut" if answer.frames else "silent"
-        self._metrics.replays.labels(outcome).inc()
-        return answer if answer.ended or answer.frames else None
 
     async def _tell(self, silent: bool = False) -> None:
         writer = self._writer
-        told = believed(self._heard, self._replay, silent, writer.doubt, writer.caveat)
-        await writer.know(*told)
+        heard, at = writer.last is not None, self._replays.endpoint
+        await writer.know(*believed(heard, at, silent, writer.doubt, writer.caveat))

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import zmq.asyncio
 
 from kvplane.index import Store, StoreDown
 from kvplane.runtime import Clock, backoff, cancel
-from kvplane.vocabulary import Knowledge, Pod, Worker, WorkerUp
+from kvplane.vocabulary import Epoch, Knowledge, Pod, Worker, WorkerUp
 
 from .dialects import dialect_of
 from .dialects.base import Dialect
@@ -122,17 +123,18 @@ class Subscriptions:
     async def _leave(self, pod: Pod, forget: bool) -> None:
         _, followed = self._pods.pop(pod)
         await asyncio.gather(*(one.stop() for one in followed))
-        workers = [one.worker for one in followed]
+        workers = {one.worker: one.epoch for one in followed}
         if not forget or await self._forget(workers):
             return
         log.warning("store down, to be cleared later pod=%s", pod)
         self._forgetting[pod] = asyncio.create_task(self._forget_later(workers))
 
-    async def _forget(self, workers: list[Worker]) -> bool:
+    async def _forget(self, workers: Mapping[Worker, Epoch]) -> bool:
+        """Only the lives that were followed here: another ingest may have begun the next one."""
         try:
-            for worker in workers:
+            for worker, epoch in workers.items():
                 position = await self._store.position(worker)
-                if position is not None:
+                if position is not None and epoch in (0, position.epoch):
                     await self._store.forget(worker, position.epoch)
                     log.info("cleared worker=%s reason=gone", worker)
         except StoreDown as error:
@@ -141,7 +143,7 @@ class Subscriptions:
             return False
         return True
 
-    async def _forget_later(self, workers: list[Worker]) -> None:
+    async def _forget_later(self, workers: Mapping[Worker, Epoch]) -> None:
         waits = backoff(self._settings.store_retry_s, most_s=self._settings.store_retry_most_s)
         while not await self._forget(workers):  # gone is gone: until the store hears it, or stop
             await self._clock.sleep(next(waits))
@@ -164,5 +166,5 @@ class Subscriptions:
 
 def _alike(old: WorkerUp, new: WorkerUp) -> bool:
     """Nothing changed that matters for events."""
-    names = ("url", "engine", "model", "events", "replay", "dp_size", "generation")
+    names = ("url", "engine", "event_form", "model", "events", "replay", "dp_size", "generation")
     return all(getattr(old, name) == getattr(new, name) for name in names)

@@ -66,6 +66,7 @@ class Writer:
         self.caveat = ""  # of the kind of model, not of what was lost
         self._seen: OrderedDict[int, int] = OrderedDict()  # sequence -> digest of the newest
         self._told: tuple[Knowledge, str, Epoch] | None = None
+        self._wanted: tuple[Knowledge, str] | None = None  # to be told, perhaps not heard yet
         self._empty(Translator(worker, self.epoch, model, {}))
 
     def _empty(self, translator: Translator) -> None:
@@ -81,6 +82,7 @@ class Writer:
     async def load(self) -> None:
         """Take over position and table of the living life; the first contact begins one."""
         position, table = await self._patiently(self._read)
+        self.count_state(None)  # a store that was emptied has to be told again
         marked = mark.take(table)
         if position.epoch != self.epoch:
             self._seen.clear()
@@ -104,6 +106,24 @@ class Writer:
             if again is not None and again == position:
                 return again, table
             position = again
+
+    async def check(self) -> None:
+        """Does the store stand where we left it? Raises Resync where it lost something.
+
+        Nobody writes while an engine is silent, so an emptied or older store shows only here.
+        """
+        assert self._first is None, "flush() comes before check()"
+        try:
+            position = await self._store.position(self.worker)
+        except StoreDown:
+            self._metrics.store_errors.inc()
+            return
+        if position is None or position.epoch != self.epoch:
+            raise Resync("lost")
+        if self.last is not None and (position.last is None or position.last < self.last):
+            raise Resync("lost")
+        if self._wanted is not None:
+            await self.know(*self._wanted)
 
     async def begin_life(self) -> None:
         """The engine was restarted: everything of its old life is void."""
@@ -207,7 +227,7 @@ class Writer:
 
     async def know(self, state: Knowledge, reason: str) -> None:
         """Tell how far we may be believed, once per change; a store that is down hears it later."""
-        told = (state, reason, self.epoch)
+        self._wanted, told = (state, reason), (state, reason, self.epoch)
         if told == self._told:
             return
         known = Known(self.worker, self.epoch, state, reason, self._clock.wall())
