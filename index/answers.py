@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from kvplane.vocabulary import BlockHash, Knowledge, PrefixChain, Tier, Worker, WorkerUp
+from kvplane.vocabulary import BlockHash, Knowledge, PrefixChain, Stored, Tier, Worker, WorkerUp
 
 from .hashing import to_hex
 from .ranking import Held, rank
@@ -57,17 +57,21 @@ def ranking(
         "namespace": chains[size].namespace.text(),
         "block_size": size,
         "blocks": len(chains[size].blocks),
-        "workers": [_held(view, fleet, held, away_s) for held in found],
+        "workers": [_held(view, fleet, held, chains, away_s) for held in found],
     }
 
 
-def _held(view: View, fleet: Fleet, held: Held, away_s: float) -> dict[str, Any]:
+def _held(
+    view: View, fleet: Fleet, held: Held, chains: Mapping[int, PrefixChain], away_s: float
+) -> dict[str, Any]:
     state, reason = trust(view, fleet, held.worker, away_s)
+    size = _block_size(view, fleet, held.worker)
+    chain = chains.get(size or 0)
     return {
         **_who(fleet, held.worker),
         "epoch": held.epoch,
-        "block_size": view.block_size(held.worker),
-        "blocks": held.blocks,
+        "block_size": size,
+        "blocks": len(chain.blocks) if chain else 0,
         "depth_blocks": held.depth_blocks,
         "depth_tokens": held.depth_tokens,
         "tiers": _tiers(held.tiers),
@@ -87,13 +91,19 @@ def worker(view: View, fleet: Fleet, one: Worker, now: float, away_s: float) -> 
         "role": up.role if up else None,
         "epoch": facts.epoch,
         "sequence": facts.last,
-        "block_size": facts.block_size or (up.block_size if up else None),
+        "block_size": _block_size(view, fleet, one),
         "blocks": _tiers(dict(zip(TIERS, facts.counts, strict=True))),
         "last_event_age_s": None if heard is None else round(max(0.0, now - heard), 3),
         "gaps": facts.gaps,
         "knowledge": state,
         "reason": reason,
     }
+
+
+def _block_size(view: View, fleet: Fleet, one: Worker) -> int | None:
+    """As its events tell; before the first of them as discovery does."""
+    up = fleet.get(one)
+    return view.block_size(one) or (up.block_size if up else None)
 
 
 def _who(fleet: Fleet, one: Worker) -> dict[str, Any]:
@@ -134,11 +144,15 @@ def stats(view: View) -> dict[str, Any]:
 
 
 def snapshot(view: View, one: Worker, cursor: str, text: bool) -> Iterator[dict[str, Any]]:
-    """A head that says where it is true, then stretches of chained blocks; hex where text."""
+    """A head that says where it is true, then stretches of chained blocks; hex where text.
+
+    The view is read before this returns, in one step, so that the cursor fits; what is returned may
+    be consumed later and in another thread.
+    """
     facts = view.facts(one)
     assert facts is not None, "asked only for workers the view knows"
-    stretches = list(view.held(one))  # all in one step, so that the cursor fits
-    yield {
+    stretches = list(view.held(one))
+    head = {
         "version": 1,
         "worker": str(one),
         "epoch": facts.epoch,
@@ -147,6 +161,13 @@ def snapshot(view: View, one: Worker, cursor: str, text: bool) -> Iterator[dict[
         "cursor": cursor,
         "stretches": len(stretches),
     }
+    return _lines(head, stretches, text)
+
+
+def _lines(
+    head: dict[str, Any], stretches: Sequence[Stored], text: bool
+) -> Iterator[dict[str, Any]]:
+    yield head
     for held in stretches:
         shown: list[Any] = [to_hex(b) for b in held.blocks] if text else list(held.blocks)
         parent: Any = held.parent

@@ -79,13 +79,18 @@ def _decode(data: bytes) -> _Body:
         path = (found[2] or "") if found else ""
         want = found[1].replace("`", "") if found else str(error)
         raise BadValue(path or "body", _at(data, path), want) from None
+    except RecursionError:
+        raise BadValue("body", data[:40], "a JSON object of fewer levels") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise BadValue("body", data[:40], f"a JSON object ({error})") from None
 
 
 def _at(data: bytes, path: str) -> Any:
-    """The value at a path like `token_ids[3]`."""
-    value = msgspec.json.decode(data)
+    """The value at a path like `token_ids[3]`; or how a broken body begins."""
+    try:
+        value = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return data[:40]
     for step in re.findall(r"\w+", path):
         value = value[int(step) if isinstance(value, list) else step]
     return value

@@ -7,6 +7,7 @@ promises as redis.py, kept by the same contract suite. Open it only to follow ba
 from __future__ import annotations
 
 import asyncio
+import re
 import secrets
 from collections import deque
 from collections.abc import AsyncGenerator
@@ -30,6 +31,8 @@ from .base import (
     StaleEpoch,
     WorkerState,
 )
+
+_NUMBER = re.compile("[0-9]{1,19}")
 
 
 @dataclass(slots=True)
@@ -163,6 +166,6 @@ class MemoryStore:
 
     def _number(self, cursor: Cursor) -> int:
         name, _, number = cursor.partition(".")
-        if name != self._name or not number.isdecimal():
+        if name != self._name or not _NUMBER.fullmatch(number):
             raise CursorGone(cursor, "it is not of this stream")
         return int(number)

@@ -27,7 +27,7 @@ from ..settings import IndexSettings
 from . import codec
 from .base import Entry
 
-_MARK = re.compile(r"(\d{1,20}-\d{1,20})\.(\d{1,20})")
+_MARK = re.compile(r"([0-9]{1,19}-[0-9]{1,19})\.([0-9]{1,19})")  # as long as Redis takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +36,12 @@ class Mark:
 
     id: str = "0-0"
     number: int = 0
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The id as Redis orders it: milliseconds, then a counter."""
+        at, _, count = self.id.partition("-")
+        return int(at), int(count)
 
 
 def write(marks: Sequence[Mark]) -> Cursor:
@@ -123,11 +129,10 @@ class Reader:
                     yield _entry(write(marks), mark, fields)
 
     async def _check(self, after: Cursor, marks: list[Mark]) -> None:
-        """The stream may have lost its end, and then it stays silent: compare numbers."""
+        """A stream that lost its end stays silent; ids and numbers rise alike, or it is another."""
         for mine, newest in zip(marks, await self.marks(), strict=True):
-            if mine.number > newest.number or (
-                mine.number == newest.number and mine.id != newest.id
-            ):
+            behind, before = mine.number < newest.number, mine.place < newest.place
+            if mine.number > newest.number or behind != before or mine.place > newest.place:
                 raise CursorGone(after, f"the stream ends at entry {newest.number}")
 
 

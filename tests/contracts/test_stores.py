@@ -413,6 +413,13 @@ async def test_a_cursor_of_somebody_else_is_gone(store: Store, cursor: str) -> N
         await read(store, Cursor(cursor), 1)
 
 
+@pytest.mark.parametrize("more", ["9" * 5000, "0" * 30, "\u0663"])
+async def test_a_cursor_with_a_number_too_long_or_strange_is_gone(store: Store, more: str) -> None:
+    await store.begin_life(A, None)
+    with pytest.raises(CursorGone):
+        await read(store, Cursor(await store.head() + more), 1)
+
+
 async def test_reached_compares_places_of_one_stream(store: Store) -> None:
     await store.begin_life(A, None)
     early = await store.head()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -20,6 +21,7 @@ from kvplane.index import (
     MemoryStore,
     StoreDown,
     View,
+    answers,
     chain,
     from_hex,
     index_app,
@@ -32,6 +34,7 @@ from kvplane.vocabulary import (
     Known,
     Namespace,
     Pod,
+    Removed,
     Role,
     Stored,
     Tier,
@@ -344,3 +347,32 @@ async def test_the_client_says_when_nobody_answers() -> None:
     async with aiohttp.ClientSession() as session:
         with pytest.raises(StoreDown):
             await IndexClient(session, "http://127.0.0.1:9").rank(GOOD)
+
+
+@pytest.mark.parametrize("where", [b'{"model":"m","messages":[{"a":%s}]}', b'{"x":%s}', b"%s"])
+async def test_a_body_nested_too_deep_is_refused(index: Index, where: bytes) -> None:
+    status, found = await index.rank(where % (b"[" * 9000 + b"]" * 9000))
+    assert status == 400 and found["error"]["param"] == "body"
+
+
+@pytest.mark.parametrize("broken", [b"[1", b'{"model":1', b'{"token_ids":["a",'])
+async def test_a_body_that_is_wrong_before_it_is_broken_is_refused(
+    index: Index, broken: bytes
+) -> None:
+    assert (await index.rank(broken))[0] == 400
+
+
+async def test_a_snapshot_is_of_one_moment_whenever_it_is_read(index: Index) -> None:
+    index.tell(stored(A, CHAIN.blocks))
+    lines = answers.snapshot(index.view, A, "cursor", True)
+    index.tell(Removed(A, Epoch(2), Tier.GPU, CHAIN.blocks))
+    assert [len(line["blocks"]) for line in list(lines)[1:]] == [6]
+
+
+async def test_a_worker_that_said_nothing_yet_is_judged_by_the_size_discovery_tells(
+    clock: FakeClock,
+) -> None:
+    fleet = answers.fleet_of([replace(UPS[0], block_size=32)])
+    found = answers.ranking(View(), fleet, {16: CHAIN, 32: BIG_CHAIN}, None, 0.0)
+    (held,) = found["workers"]
+    assert (held["block_size"], held["blocks"], held["depth_blocks"]) == (32, 3, 0)
