@@ -140,16 +140,18 @@ class Reader:
         if len(items) > self._settings.most_samples:
             most = self._settings.most_samples
             raise BadRequest(name, f"{len(items)} prompts: must be {most} or fewer")
+        special = route == "generate" or fields.flag("add_special_tokens", True)
         read = [
-            self._prompt(f"{name}[{at}]" if many else name, item) for at, item in enumerate(items)
+            self._prompt(f"{name}[{at}]" if many else name, item, special)
+            for at, item in enumerate(items)
         ]
         return read, many
 
-    def _prompt(self, name: str, item: object) -> list[int]:
+    def _prompt(self, name: str, item: object, special: bool) -> list[int]:
         if isinstance(item, str):
             self._short(name, item)
             try:
-                ids = self._tokenizer.encode(item)
+                ids = self._tokenizer.encode(item, special)
             except TokensError as error:
                 raise BadRequest(name, str(error)) from error
         elif isinstance(item, list) and all(_is_id(token) for token in item):

@@ -23,6 +23,11 @@ def test_a_text_gets_its_bos_and_ids_are_taken_as_they_are() -> None:
     assert READER.read("generate", {"input_ids": [1, 2]}).asks[0].ids == (1, 2)
 
 
+def test_a_completion_may_ask_for_no_special_tokens() -> None:
+    body = {"prompt": ["Hi", "H"], "add_special_tokens": False}
+    assert [ask.ids for ask in READER.read("completions", body).asks] == [(72, 105), (72,)]
+
+
 def test_a_chat_becomes_what_its_template_says() -> None:
     messages = [{"role": "user", "content": "Hi"}]
     call = READER.read("chat", {"messages": messages, "model": "tiny"})
