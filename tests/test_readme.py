@@ -1,0 +1,143 @@
+"""README.md stays true: its shell examples run against a real plane, its names exist.
+
+A block of `sh` is run as it stands; only ports and the path of the command are this machine's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import re
+import shutil
+import sys
+import tomllib
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from kit.plane import EngineSeat, Plane, plane
+from kit.wait import until
+
+from kvplane.options import COMMANDS
+from kvplane.settings import parser, resolve
+from kvplane.vocabulary import Role
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+LATER = ("dashboard", "doctor", "picker", "test-transfer", "bench-replay")  # other issues' promises
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```$", README, re.M | re.S)
+
+
+def examples(word: str) -> list[str]:
+    """The shell blocks that hold a word."""
+    return [block for block in blocks("sh") if word in block]
+
+
+def test_every_shell_block_is_run_or_looked_at_by_a_test_of_this_file() -> None:
+    for block in blocks("sh"):
+        assert re.search("^make |127.0.0.1:8000/|kvplane (rank|tail)", block, re.M), block
+
+
+def test_every_make_target_it_names_exists() -> None:
+    makefile = (ROOT / "Makefile").read_text()
+    named = set(re.findall(r"\bmake ([a-z][a-z-]+)", "\n".join(re.findall("`.*?`", README))))
+    named |= set(re.findall(r"^make ([a-z-]+)", README, re.M))
+    assert {"demo", "test"} <= named
+    for target in named:
+        assert re.search(rf"^{target}:", makefile, re.M), target
+
+
+def test_its_table_of_commands_is_the_command_line() -> None:
+    rows = re.findall(r"^\| (`kvplane .*?) \|", README, re.M)
+    named = re.findall(r"`kvplane ([a-z]+)(.*?)`", "\n".join(rows))
+    assert {name for name, _ in named} == set(COMMANDS) - {"healthy"}  # for health checks only
+    for name, rest in named:
+        known = {key.flag for key in COMMANDS[name].keys}
+        assert set(re.findall(r"--[a-z-]+", rest)) <= known, name
+
+
+def test_it_promises_nothing_that_is_not_there_yet() -> None:
+    assert not [word for word in LATER if word in README and word not in COMMANDS]
+
+
+def test_its_kvplane_toml_is_accepted_as_it_stands() -> None:
+    (text,) = blocks("toml")
+    for command in ("router", "ingest", "index", "all"):
+        told = resolve(vars(parser().parse_args([command])), {}, tomllib.loads(text))
+        (worker,) = told.workers
+        assert (worker.role, worker.bootstrap_port) == (Role.PREFILL, 8998)
+        assert worker.events == ("tcp://10.0.0.7:5557",)
+
+
+async def shell(block: str, running: Plane) -> tuple[int | None, str, str]:
+    """(exit status, standard output, standard error) of a block, on this machine's ports."""
+    async with started(block, running) as process:
+        out, err = await asyncio.wait_for(process.communicate(), 60)
+    return process.returncode, out.decode(), err.decode()
+
+
+@contextlib.asynccontextmanager
+async def started(block: str, running: Plane) -> AsyncIterator[asyncio.subprocess.Process]:
+    here = block.replace("http://127.0.0.1:8000", running.url).replace("curl ", "curl -sS ")
+    here = here.replace(".venv/bin/kvplane", f"{sys.executable} -m kvplane")
+    process = await asyncio.create_subprocess_exec(
+        "sh", "-euc", here,
+        stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        env={**os.environ, "KVPLANE_URL": running.url}, start_new_session=True,
+    )  # fmt: skip
+    try:
+        yield process
+    finally:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, 9)
+        await process.wait()
+
+
+def answers(text: str) -> list[dict[str, Any]]:
+    """The JSON objects in a text, in order."""
+    found, decoder, at = [], json.JSONDecoder(), text.find("{")
+    while at >= 0:
+        value, end = decoder.raw_decode(text, at)
+        found.append(value)
+        at = text.find("{", end)
+    return found
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not on PATH")
+async def test_its_examples_run_as_written_and_show_what_it_says() -> None:
+    (chat,), (ask,), (tail,) = (examples(w) for w in ("/chat/completions", "/index/rank", " tail"))
+    seats = [EngineSeat("p", "prefill"), EngineSeat("d", "decode")]
+    async with plane(seats) as running, started(tail, running) as following:
+        assert following.stdout is not None
+        code, out, err = await shell(chat, running)
+        assert code == 0, err
+        assert "200 OK" in out and "x-kvplane-depth: 0/" in out
+
+        async def held() -> bool:
+            code, out, err = await shell(ask, running)
+            assert code == 0, err
+            first, workers = answers(out)
+            assert len(workers["workers"]) == 2
+            assert "blocks of 16 tokens, model tiny" in out
+            return bool(first["workers"][0]["depth_blocks"] == first["blocks"] > 0)
+
+        await until(held, timeout_s=30, what="the index to hold what the chat left")
+        _, out, _ = await shell(chat, running)
+        asked = re.search(r"x-kvplane-depth: (\d+)/(\d+)", out)
+        assert asked and asked[1] == asked[2] != "0"
+        for header in re.findall(r"`(x-kvplane-[a-z]+)", README):
+            if header != "x-kvplane-reason":  # only where knowledge is less than exact
+                assert f"\n{header}: " in out, header
+        room = re.search(r"x-kvplane-room: (\d+)", out)
+        assert room and (await running.get(f"/rooms/{room[1]}"))["outcome"] == "ok"
+        (prompt,) = re.findall(r"rank '(.*?)'", ask)
+        body = {"model": "tiny", "prompt": prompt, "max_tokens": 1}
+        assert (await running.ask("/v1/completions", body))[0] == 200
+        line = await asyncio.wait_for(following.stdout.readline(), 30)
+        assert json.loads(line)["changes"]
