@@ -15,6 +15,7 @@ import pytest
 from kit.ports import free_port
 
 from kvplane.health import healthy
+from kvplane.index import RedisStore
 
 # Stops at the first import of a name that begins so, and tells that it is there.
 HELD = """
@@ -73,6 +74,18 @@ def test_a_command_without_its_redis_says_so(tmp_path: Path) -> None:
     assert done.stderr == (
         "kvplane: redis is missing: kvplane ingest needs --redis redis://host:6379/0\n"
     )
+
+
+async def test_a_number_of_shards_that_the_store_has_not_is_one_sentence_and_the_end(
+    redis_url: str, redis_prefix: str, tmp_path: Path
+) -> None:
+    store = RedisStore(redis_url, redis_prefix, 2)
+    await store.head()
+    await store.close()
+    words = ("--redis", redis_url, "--redis-prefix", redis_prefix, "--shards", "3")
+    done = await asyncio.to_thread(run, "ingest", *words, folder=tmp_path)
+    assert done.returncode == 1
+    assert done.stderr == "kvplane: shards 3: this store was made with 2, start with that\n"
 
 
 def test_a_taken_port_is_one_sentence_naming_who_wanted_it(tmp_path: Path) -> None:

@@ -65,6 +65,7 @@ class GatewayPlane(Composite):
             View(),
         )
         self.closing(store)
+        await _look_at(store)
         metrics = IndexMetrics(self._registry)
         follower = Follower(store, view, self._clock, metrics)
         prompts = Prompts(settings.prompts, settings.tokenizer)
@@ -134,6 +135,7 @@ class IndexPlane(Composite):
         told, clock, registry = self._told, SystemClock(), CollectorRegistry()
         store, view, metrics = store_of(told, clock), View(), IndexMetrics(registry)
         self.closing(store)
+        await _look_at(store)
         follower = Follower(store, view, clock, metrics)
         prompts = Prompts(default=told["tokenizer"])
         await self.begin(follower, prompts)
@@ -163,6 +165,7 @@ class IngestPlane(Composite):
         told, clock, registry = self._told, SystemClock(), CollectorRegistry()
         store = store_of(told, clock)
         self.closing(store)
+        await _look_at(store)
         subscriptions = Subscriptions(store, clock, EventsMetrics(registry))
         hall = Hall(clock, subscriptions=subscriptions)
         workers = with_block_size(told.workers, told["block_size"])
@@ -178,11 +181,15 @@ class IngestPlane(Composite):
         if told["prometheus_port"] is not None:
             door = Switchboard({"": Metrics(registry)})
             await self.begin(Server(door, told["host"], told["prometheus_port"], "ingest"))
-        try:
-            await store.head()
-        except StoreDown as error:
-            log.warning("store down why=%s action=try again with every batch", error)
         _tell(workers, "no events to ingest")
+
+
+async def _look_at(store: Store) -> None:
+    """A store that is down may come back; one that was made otherwise ends the process: raises."""
+    try:
+        await store.head()
+    except StoreDown as error:
+        log.warning("store down why=%s action=go on, try again", error)
 
 
 def _tell(workers: Sequence[WorkerUp], without: str) -> None:
