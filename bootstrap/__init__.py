@@ -7,8 +7,6 @@ decide; client, resolver and api move bytes.
 from __future__ import annotations
 
 from .addresses import Address
-from .answers import GENERATION
-from .api import BootstrapApp
 from .api import app as bootstrap_app
 from .client import BootstrapClient, Endpoint
 from .directory import Directory
@@ -31,22 +29,19 @@ from .metrics import BootstrapMetrics
 from .registration import Facts, Place, Registration
 from .resolver import Resolved, Resolver
 from .rooms import RoomTable, mint
-from .settings import BootstrapSettings, ClientSettings, DirectorySettings, ResolverSettings
+from .settings import ClientSettings, DirectorySettings, ResolverSettings
 from .sweeper import RoomSweeper
 from .topology import Targets, Topology, Unreachable, compatible, targets
 
 __all__ = [
-    "GENERATION",
     "Address",
     "BadAddress",
     "BadAnswer",
     "BadInput",
     "BadRegistration",
-    "BootstrapApp",
     "BootstrapClient",
     "BootstrapError",
     "BootstrapMetrics",
-    "BootstrapSettings",
     "ClientSettings",
     "Directory",
     "DirectorySettings",

@@ -43,12 +43,3 @@ class ClientSettings:
     first_wait_s: float = 0.2  # before a second try to register: the directory may be starting
     most_wait_s: float = 5.0  # the wait doubles up to this
     register_s: float = 120.0  # all tries together; a node may come up much later than its ranks
-
-
-@dataclass(frozen=True, slots=True)
-class BootstrapSettings:
-    """All of bootstrap/."""
-
-    directory: DirectorySettings = DirectorySettings()
-    resolver: ResolverSettings = ResolverSettings()
-    client: ClientSettings = ClientSettings()

@@ -9,7 +9,7 @@
 Others use these names only.
 """
 
-from .backends import BACKENDS, Backend, FakeBackend, TcpBackend
+from .backends import BACKENDS, Backend
 from .errors import (
     BadMetadata,
     ChecksumMismatch,
@@ -31,7 +31,6 @@ from .metrics import TransferMetrics
 from .offer import Offers
 from .pull import Puller
 from .regions import PageOut, Region
-from .session import State
 from .settings import TransferSettings
 from .tamper import (
     UNTOUCHED,
@@ -51,7 +50,6 @@ __all__ = [
     "BadMetadata",
     "ChecksumMismatch",
     "DeadlineExceeded",
-    "FakeBackend",
     "GenerationMismatch",
     "Layout",
     "LayoutMismatch",
@@ -67,9 +65,7 @@ __all__ = [
     "RoomMismatch",
     "ShortData",
     "Stalled",
-    "State",
     "Tamper",
-    "TcpBackend",
     "TransferError",
     "TransferMetrics",
     "TransferSettings",
