@@ -24,15 +24,15 @@ $(BIN)/python:
 	-$(BIN)/python -m pip install -q --disable-pip-version-check uv
 
 # uv where it could be had, else pip: same files, same versions, slower.
-install = if [ -x $(BIN)/uv ]; then $(BIN)/uv pip install -q --python $(BIN)/python -c constraints.txt $(1); \
+install = echo "installing into $(VENV) ..."; if [ -x $(BIN)/uv ]; then $(BIN)/uv pip install -q --python $(BIN)/python -c constraints.txt $(1); \
 	else $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt $(1); fi
 
 $(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
-	$(call install,-e .)
+	@$(call install,-e .)
 	@touch $@
 
 $(VENV)/.test: pyproject.toml constraints.txt | $(BIN)/python
-	$(call install,-e '.[test]')
+	@$(call install,-e '.[test]')
 	@touch $@ $(VENV)/.demo
 
 demo: $(VENV)/.demo

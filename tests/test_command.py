@@ -76,6 +76,12 @@ def test_a_command_without_its_redis_says_so(tmp_path: Path) -> None:
     )
 
 
+def test_a_tokenizer_folder_without_a_tokenizer_is_a_wrong_value(tmp_path: Path) -> None:
+    done = run("router", "--tokenizer", str(tmp_path), folder=tmp_path)
+    assert done.returncode == 2
+    assert "no tokenizer.json there; name a folder that has one, or 'builtin'" in done.stderr
+
+
 async def test_a_number_of_shards_that_the_store_has_not_is_one_sentence_and_the_end(
     redis_url: str, redis_prefix: str, tmp_path: Path
 ) -> None:

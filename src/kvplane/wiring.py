@@ -11,6 +11,7 @@ import contextlib
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kvplane.options import NEEDS_REDIS
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from kvplane.vocabulary import WorkerUp
 
 
+BUILTIN = "builtin"  # the tiny engine's own tokenizer
+
+
 def run(told: Settings) -> int:
     """Run one command to its end; returns the exit status."""
     if told.command == "healthy":
@@ -29,6 +33,11 @@ def run(told: Settings) -> int:
         return healthy(told["url"])
     if told.command in NEEDS_REDIS and told["redis"] is None:
         _complain(f"redis is missing: kvplane {told.command} needs --redis redis://host:6379/0")
+        return 2
+    folder = told.values.get("tokenizer") or BUILTIN
+    if folder != BUILTIN and not (Path(folder) / "tokenizer.json").is_file():
+        want = f"no tokenizer.json there; name a folder that has one, or {BUILTIN!r}"
+        _complain(f"tokenizer = {folder!r}: {want}")
         return 2
     import uvloop
 
