@@ -173,3 +173,14 @@ async def test_ports_are_counted_up_from_one_base() -> None:
         await following.up(up(first, dp_size=2))
         found = [f.endpoint for f in following.following()]
         assert found == [f"tcp://127.0.0.1:{base}", f"tcp://127.0.0.1:{base + 1}"]
+
+
+async def test_a_life_that_another_ingest_began_is_not_forgotten() -> None:
+    async with Publisher() as one, subscriptions() as (following, store):
+        await following.up(up(one))
+        await until(lambda: following.following()[0].state is Knowledge.EXACT, 5)
+        epoch = (await store.position(Worker(POD))).epoch  # type: ignore[union-attr]
+        newer = await store.begin_life(Worker(POD), epoch)  # the other saw the restart first
+        await following.down(POD)
+        position = await store.position(Worker(POD))
+        assert position is not None and position.epoch == newer
