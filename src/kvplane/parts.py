@@ -14,7 +14,6 @@ from kvplane.events import Subscriptions
 from kvplane.index import MemoryStore, RedisStore, Store
 from kvplane.router import (
     BreakerSettings,
-    Fleet,
     Gateway,
     GatewayError,
     ProbeSettings,
@@ -105,7 +104,7 @@ def with_block_size(workers: Sequence[WorkerUp], block_size: int | None) -> list
 
 
 def tokenizing(
-    prompts: Prompts, fleet: Fleet | None = None
+    prompts: Prompts,
 ) -> Callable[[Mapping[str, Any]], Awaitable[Sequence[int]]]:
     """What the index's POST /rank asks for a text: the gateway's own way, so both agree.
 
@@ -119,7 +118,9 @@ def tokenizing(
         except GatewayError as error:
             raise ValueError(error.message) from None
         if found.tokens is None:
-            raise ValueError(f"{found.reason}: name a tokenizer (--tokenizer PATH)")
+            missing = found.reason == "no_tokenizer"
+            way = "no tokenizer for this model: --tokenizer PATH" if missing else found.reason
+            raise ValueError(way)
         if len(found.tokens) != 1:
             raise ValueError("one prompt at a time")
         return found.tokens[0]

@@ -76,7 +76,7 @@ class GatewayPlane(Composite):
             view,
             follower,
             fleet=gateway.fleet.pods,
-            tokenize=tokenizing(prompts, gateway.fleet),
+            tokenize=tokenizing(prompts),
             metrics=metrics,
             clock=self._clock,
         )
