@@ -126,4 +126,4 @@ def test_a_text_that_cannot_fit_is_refused_without_being_tokenised(
     with pytest.raises(BadRequest) as caught:
         READER.read(route, body)
     assert caught.value.field == field and "characters" in str(caught.value)
-    assert time.process_time() - begun < 0.5  # tokenising takes several seconds
+    assert time.process_time() - begun < 1.5  # tokenising takes several seconds

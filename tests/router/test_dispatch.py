@@ -192,7 +192,7 @@ async def test_the_first_failure_of_a_leg_ends_the_other_at_once(
     async with stage(*scripts) as s:
         begun = time.monotonic()
         failed = await s.failure()
-        assert time.monotonic() - begun < 1
+        assert time.monotonic() - begun < 3
         assert (failed.side, failed.started) == (side, False)
         assert failed.cause.code == f"{side}_failed"
         assert failed.cause.status == status

