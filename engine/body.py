@@ -26,6 +26,15 @@ MOST_RID = 200  # characters
 CHARS_PER_TOKEN = 16  # more than the longest special token has; all others are one byte
 
 
+IGNORED = {  # sampling members of OpenAI and SGLang: least, most
+    "temperature": (0.0, 100.0),
+    "top_p": (0.0, 1.0),
+    "min_p": (0.0, 1.0),
+    "presence_penalty": (-2.0, 2.0),
+    "frequency_penalty": (-2.0, 2.0),
+}
+
+
 class Reader:
     """Bodies of one engine."""
 
@@ -100,10 +109,14 @@ class Reader:
         )
 
     def _sampling(self, route: str, fields: Fields) -> Fields:
-        """Where max tokens, n and stops lie: SGLang nests them."""
-        if route != "generate":
-            return fields
-        return Fields(fields.table("sampling_params"), "sampling_params.")
+        """Where max tokens, n and stops lie: SGLang nests them. What a greedy engine does not use
+        must still be what it says it is."""
+        found = fields
+        if route == "generate":
+            found = Fields(fields.table("sampling_params"), "sampling_params.")
+        for name, (least, most) in IGNORED.items():
+            found.number(name, least, most)
+        return found
 
     def _limit(self, route: str, sampling: Fields, prompt: int) -> int:
         """Answer tokens. Raises BadRequest where prompt and answer are too long, with numbers."""

@@ -61,6 +61,17 @@ class Fields:
             raise self._wrong(name, value, f"{least} or more{upper}")
         return value
 
+    def number(self, name: str, least: float, most: float) -> float | None:
+        """A number in its range, or None."""
+        value = self._body.get(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self._wrong(name, value, "a number")
+        if not least <= value <= most:
+            raise self._wrong(name, value, f"{least:g} to {most:g}")
+        return float(value)
+
     def table(self, name: str) -> Mapping[str, Any]:
         """An object; empty where nothing is."""
         value = self._body.get(name)

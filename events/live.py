@@ -50,6 +50,7 @@ class Live:
         socket = self._context.socket(zmq.SUB)
         self._socket = socket
         socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.IPV6, 1)  # IPv4 goes on working
         socket.setsockopt(zmq.RCVHWM, self._settings.receive_batches)
         socket.setsockopt(zmq.MAXMSGSIZE, self._settings.message_bytes)
         socket.setsockopt(zmq.RECONNECT_IVL, 100)

@@ -71,6 +71,7 @@ async def ask(
     socket = context.socket(zmq.DEALER)
     try:
         socket.setsockopt(zmq.LINGER, 0)
+        socket.setsockopt(zmq.IPV6, 1)  # IPv4 goes on working
         socket.setsockopt(zmq.RCVHWM, settings.replay_batches)
         socket.setsockopt(zmq.MAXMSGSIZE, settings.message_bytes)
         socket.connect(endpoint)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from kvplane.index import View, chain, rank
-from kvplane.vocabulary import Knowledge, Namespace, Role, Worker
+from kvplane.vocabulary import Epoch, Knowledge, Namespace, Role, Worker
 
 from .breaker import Breakers
 from .errors import GatewayError
@@ -63,6 +63,8 @@ class Choice:
     decode_policy: str
     candidates: int  # prefills that could have been taken
     prompt_tokens: int = 0  # of all prompts; 0 = not known
+    prefill_epoch: Epoch | None = None  # lives the choice was made under, as the view has them
+    decode_epoch: Epoch | None = None
 
     @property
     def holder(self) -> Target:
@@ -190,6 +192,8 @@ class Chooser:
             self._settings.decode_policy,
             candidates,
             prompt.total,
+            None if prefill is None else self._view.epoch(prefill.worker),
+            self._view.epoch(decode.worker),
         )
 
     def _knowledge(self, holder: Target, prompt: Prompt) -> tuple[Knowledge, str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from kvplane.vocabulary import Binding, Knowledge
+from kvplane.vocabulary import Binding, Epoch, Knowledge
 
 from .blame import Side
 from .choice import Choice
@@ -91,7 +91,9 @@ def headers(ask: Ask, choice: Choice, bindings: Sequence[Binding]) -> HeaderList
 def meeting(ask: Ask, choice: Choice, bindings: Sequence[Binding], number: int) -> Meeting:
     """The ledger's line of one attempt."""
     triple = bindings[0].triple if bindings else None
-    prefill = _side(choice.prefill) if choice.prefill is not None else None
+    prefill = None
+    if choice.prefill is not None:
+        prefill = _side(choice.prefill, choice.prefill_epoch)
     return Meeting(
         request_id=ask.request_id,
         attempt=number,
@@ -99,18 +101,18 @@ def meeting(ask: Ask, choice: Choice, bindings: Sequence[Binding], number: int) 
         model=ask.model or choice.holder.model,
         rooms=tuple(binding.room for binding in bindings),
         prefill=prefill,
-        decode=_side(choice.decode),
+        decode=_side(choice.decode, choice.decode_epoch),
         why=_why(choice),
         predicted_tokens=choice.depth.predicted if choice.prompt_tokens else None,
         triple={"host": triple.host, "port": triple.port} if triple else None,
     )
 
 
-def _side(target: Target) -> dict[str, Any]:
+def _side(target: Target, epoch: Epoch | None) -> dict[str, Any]:
     return {
         "worker": str(target.worker),
         "url": target.url,
-        "epoch": target.epoch,
+        "epoch": epoch,
         "inflight_tokens": target.inflight_tokens,  # when it was chosen
         "inflight_requests": target.inflight_requests,
     }

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from urllib.parse import urlsplit
 
-from kvplane.vocabulary import Epoch, Pod, Role, Worker, WorkerUp
+from kvplane.vocabulary import Pod, Role, Worker, WorkerUp
 
 from .errors import GatewayError
 from .settings import FleetSettings
@@ -39,7 +39,6 @@ class Target:
     worker: Worker
     up: WorkerUp
     pulse: Pulse
-    epoch: Epoch | None = None
     inflight_tokens: int = 0
     inflight_requests: int = 0
     url: str = field(init=False)
@@ -148,12 +147,6 @@ class Fleet:
             return False
         self._chosen.clear()
         return True
-
-    def set_epoch(self, worker: Worker, epoch: Epoch) -> None:
-        """The life the store counts now; bindings carry it."""
-        target = self.target(worker)
-        if target is not None:
-            target.epoch = epoch
 
     # What the gateway asks ------------------------------------------------------------------
 

@@ -67,7 +67,9 @@ class Gateway:
         self.view, self.fleet, self.ledger = view, fleet, ledger
         self.metrics, self.legs = metrics, legs
         self.breakers = breakers or Breakers(self.settings.breaker)
-        self.aftermath = Aftermath(legs, ledger, self._book_cached, self._book_stage)
+        self.aftermath = Aftermath(
+            legs, ledger, self._book_cached, self._book_stage, metrics.evidence_dropped.inc
+        )
         self._prompts, self._follower, self._chance = prompts, follower, chance
         self._budget = Budget(self.settings.retry)
         self._chooser = Chooser(

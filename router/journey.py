@@ -175,8 +175,8 @@ def _bind(ask: Ask, choice: Choice) -> list[Binding]:
             prefill.worker,
             decode.worker,
             BootstrapTriple(host, port, room),
-            prefill.epoch,
-            decode.epoch,
+            choice.prefill_epoch,
+            choice.decode_epoch,
         )
         for room in rooms
     ]

@@ -39,6 +39,9 @@ class RouterMetrics:
             "knowledge_total", "Requests by how far the index was believed.", "state", "reason"
         )
         self.prompt_tokens = counter("prompt_tokens_total", "Tokens of all prompts.", "model")
+        self.evidence_dropped = counter(
+            "evidence_dropped_total", "Attempts whose stages were not collected: too many at once."
+        )
         self.undisaggregated = counter(
             "not_disaggregated_total", "Requests served without a transfer, by why.", "reason"
         )

@@ -13,6 +13,7 @@ from typing import Any
 
 import aiohttp
 
+from kvplane.index import IndexClient, IndexRefused
 from kvplane.settings import Settings
 
 TIMEOUT_S = 10.0  # one question; tail has none, it follows until it is ended
@@ -40,12 +41,12 @@ async def rank(told: Settings) -> int:
         model = told["model"] or await _only_model(session)
         if not model:
             return 1
-        body = {"model": model, "prompt": told["prompt"]}
-        async with session.post("/index/rank", json=body) as answer:
-            found = await _json(answer)
-    if answer.status != 200:
-        complain(_reason(found))
-        return 1
+        client = IndexClient(session, f"{told['url']}/index", TIMEOUT_S)
+        try:
+            found = await client.rank({"model": model, "prompt": told["prompt"]})
+        except IndexRefused as error:
+            complain(error.message)
+            return 1
     say(f"{found['blocks']} blocks of {found['block_size']} tokens, model {model}")
     if not found["blocks"]:
         say("shorter than one block: no worker can hold any of it")

@@ -127,3 +127,27 @@ def test_a_text_that_cannot_fit_is_refused_without_being_tokenised(
         READER.read(route, body)
     assert caught.value.field == field and "characters" in str(caught.value)
     assert time.process_time() - begun < 1.5  # tokenising takes several seconds
+
+
+HI = [{"role": "user", "content": "x"}]
+
+
+@pytest.mark.parametrize(
+    ("route", "body", "field"),
+    [
+        ("chat", {"messages": HI, "temperature": "hot"}, "temperature"),
+        ("completions", {"prompt": "x", "top_p": 2}, "top_p"),
+        (
+            "generate",
+            {"text": "x", "sampling_params": {"temperature": -1}},
+            "sampling_params.temperature",
+        ),
+        ("chat", {"messages": HI, "frequency_penalty": True}, "frequency_penalty"),
+    ],
+)
+def test_a_sampling_member_that_is_not_used_must_still_be_right(
+    route: str, body: dict[str, Any], field: str
+) -> None:
+    with pytest.raises(BadRequest) as caught:
+        READER.read(route, body)
+    assert caught.value.field == field

@@ -8,9 +8,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import zmq
 import zmq.asyncio
-from kit.ports import free_ports
+from kit.ports import free_ports, has_ipv6
 from kit.streams import QUICK, WORKER, Followed, Publisher, following, lines, number
 from kit.wait import until
 
@@ -63,6 +64,17 @@ def held(followed: Followed, *names: int) -> list[int]:
 async def send(publisher: Publisher, *names: int, **how: bool) -> None:
     for name in names:
         await publisher.publish(payload(store(name)), **how)
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback")
+async def test_an_engine_on_ipv6_is_heard_live_and_on_replay() -> None:
+    async with Publisher(host="[::1]") as publisher:
+        await send(publisher, 1)  # before anybody listens: only replay has it
+        async with following(publisher) as followed:
+            assert await followed.knows(Knowledge.EXACT)
+            await publisher.listened()
+            await send(publisher, 2)
+            await until(lambda: held(followed, 1, 2) == [1, 2])
 
 
 async def test_a_fresh_engine_is_followed_from_its_first_batch() -> None:

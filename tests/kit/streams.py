@@ -52,28 +52,31 @@ class Publisher:
     topic: bytes = b"kv@p0@m"
     replay_topic: bool = True  # four frames in an answer; before vLLM 0.26 three
     with_replay: bool = True
+    host: str = "127.0.0.1"
     buffer: dict[int, bytes] = field(default_factory=dict)
     questions: list[int] = field(default_factory=list)
     sequence: int = 0
 
     @property
     def events(self) -> str:
-        return f"tcp://127.0.0.1:{self.ports[0]}"
+        return f"tcp://{self.host}:{self.ports[0]}"
 
     @property
     def replay(self) -> str | None:
-        return f"tcp://127.0.0.1:{self.ports[1]}" if self.with_replay else None
+        return f"tcp://{self.host}:{self.ports[1]}" if self.with_replay else None
 
     async def __aenter__(self) -> Publisher:
         self._context = zmq.asyncio.Context()
         self._pub = self._context.socket(zmq.XPUB)  # XPUB sees subscriptions come: no sleeping
         self._pub.setsockopt(zmq.XPUB_VERBOSE, 1)
+        self._pub.setsockopt(zmq.IPV6, 1)
         self._pub.bind(self.events)
         self._tasks: list[asyncio.Task[None]] = []
         self.subscribed = 0
         self._tasks.append(asyncio.create_task(self._watch()))
         if self.replay:
             self._router = self._context.socket(zmq.ROUTER)
+            self._router.setsockopt(zmq.IPV6, 1)
             self._router.bind(self.replay)
             self._tasks.append(asyncio.create_task(self._serve()))
         return self

@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvplane.router.fleet import Booking, Fleet, Pulse, Target, beat
 from kvplane.router.settings import FleetSettings
-from kvplane.vocabulary import Epoch, Generation, Pod, Role, Worker, WorkerUp
+from kvplane.vocabulary import Generation, Pod, Role, Worker, WorkerUp
 
 
 def up(name: str = "p1", role: Role = Role.PREFILL, **more: object) -> WorkerUp:
@@ -69,13 +69,6 @@ def test_a_new_generation_begins_without_load_and_late_releases_do_not_reach_it(
 def test_booking_a_worker_that_left_says_so() -> None:
     with pytest.raises(KeyError, match="left the fleet"):
         Fleet().book(Worker(Pod("p1")), 1)
-
-
-def test_the_epoch_of_a_worker_is_kept_on_its_target() -> None:
-    fleet = fleet_of(up("p1", dp_size=2))
-    fleet.set_epoch(Worker(Pod("p1"), 1), Epoch(4))
-    fleet.set_epoch(Worker(Pod("p9")), Epoch(4))
-    assert [target.epoch for target in fleet.targets()] == [None, 4]
 
 
 @pytest.mark.parametrize(
