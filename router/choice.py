@@ -19,8 +19,8 @@ from .errors import GatewayError
 from .fleet import Fleet, Target
 from .handoffs import HANDOFFS
 from .pairing import Compatible, NoPair, pair
+from .plans import Prompt
 from .policies import POLICIES, Candidate, Need
-from .prompts import Prompt
 from .request import Ask
 from .settings import RouterSettings
 

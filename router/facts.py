@@ -16,7 +16,7 @@ from .choice import Choice
 from .errors import GatewayError
 from .evidence import Meeting
 from .fleet import Fleet, Target
-from .prompts import Prompt
+from .plans import Prompt
 from .request import Ask
 
 BOOTSTRAP_PORT = 8998  # SGLang's default, where neither flags nor the engine tell

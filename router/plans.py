@@ -25,6 +25,27 @@ TEXT_PARTS = ("text", "input_text", "output_text")
 MEDIA = ("image_data", "video_data", "audio_data", "multi_modal_data", "mm_processor_kwargs")
 
 
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """All prompts of one request. `tokens` is None where a reason says why."""
+
+    tokens: tuple[list[int], ...] | None
+    reason: Reason | None = None
+    batched: bool = False  # a list of prompts, also of one
+    adapter: str = ""  # named beside the model (SGLang's lora_path)
+    salt: str = ""  # cache_salt (vLLM) or extra_key (SGLang): keeps equal prompts apart
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt; 0 where unknown."""
+        return max(map(len, self.tokens or ((),)))
+
+    @property
+    def total(self) -> int:
+        """Tokens of all prompts together; 0 where unknown."""
+        return sum(map(len, self.tokens or ()))
+
+
 class BadPrompt(GatewayError):
     """A member that cannot be a prompt: the caller's mistake."""
 

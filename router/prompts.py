@@ -15,11 +15,10 @@ import asyncio
 import logging
 import threading
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 
 from kvplane.tokens import Tokenizer, TokensError
 
-from .plans import BadPrompt, Body, Plan, Reason, plan
+from .plans import BadPrompt, Body, Plan, Prompt, Reason, plan
 from .settings import PromptSettings
 
 __all__ = ["BadPrompt", "Prompt", "Prompts", "Reason"]
@@ -28,27 +27,6 @@ log = logging.getLogger(__name__)
 
 JOINERS = {"sglang": " ", "vllm": "\n"}  # between text parts of a message; ours is as vLLM's
 Result = tuple[tuple[list[int], ...] | None, Reason | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """All prompts of one request. `tokens` is None where a reason says why."""
-
-    tokens: tuple[list[int], ...] | None
-    reason: Reason | None = None
-    batched: bool = False  # a list of prompts, also of one
-    adapter: str = ""  # named beside the model (SGLang's lora_path)
-    salt: str = ""  # cache_salt (vLLM) or extra_key (SGLang): keeps equal prompts apart
-
-    @property
-    def longest(self) -> int:
-        """Tokens of the longest prompt; 0 where unknown."""
-        return max(map(len, self.tokens or ((),)))
-
-    @property
-    def total(self) -> int:
-        """Tokens of all prompts together; 0 where unknown."""
-        return sum(map(len, self.tokens or ()))
 
 
 class Prompts:

@@ -78,6 +78,13 @@ def test_the_deepest_prefix_wins_and_its_depth_is_told() -> None:
     assert (choice.knowledge, choice.reason) == (Knowledge.EXACT, "")
 
 
+def test_a_choice_carries_the_lives_it_was_made_under() -> None:
+    house = House()
+    house.store(P1, 3)
+    choice = house.choose()
+    assert (choice.prefill_epoch, choice.decode_epoch) == (Epoch(1), None)  # d1: never heard of
+
+
 def test_a_prompt_held_whole_is_predicted_without_its_last_block() -> None:
     house = House()
     tokens = TOKENS[:96]
