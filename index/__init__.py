@@ -4,6 +4,7 @@ Door to the package: the few names others may use. hashing, view and ranking dec
 follower move bytes; api and client speak HTTP. Knows neither engines nor requests.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .errors import BadValue, CursorGone, IndexFault, IndexRefused, ShardsFixed, StoreDown
@@ -12,7 +13,7 @@ from .hashing import Tokens, chain, extend, from_hex, pack, seed, to_hex
 from .metrics import IndexMetrics, ViewCollector
 from .ranking import Held, rank
 from .settings import IndexSettings
-from .stores import STORES, MemoryStore, RedisStore
+from .stores import STORES, MemoryStore
 from .stores.base import (
     TIERS,
     Applied,
@@ -33,6 +34,7 @@ from .view import Facts, Size, View
 if TYPE_CHECKING:
     from .api import index_app
     from .client import IndexClient
+    from .stores.redis import RedisStore
 
 __all__ = [
     "STORES",
@@ -78,15 +80,12 @@ __all__ = [
 ]
 
 
+_LATE = {"index_app": ".api", "IndexClient": ".client", "RedisStore": ".stores.redis"}
+
+
 def __getattr__(name: str) -> Any:
-    """The HTTP door and its client when first asked for: an engine needs neither, and the web
-    framework behind them is a second of its start."""
-    if name == "index_app":
-        from .api import index_app
-
-        return index_app
-    if name == "IndexClient":
-        from .client import IndexClient
-
-        return IndexClient
+    """What brings a library of its own, when first asked for: an engine needs neither web
+    framework nor Redis, and they are half of its start."""
+    if name in _LATE:
+        return getattr(import_module(_LATE[name], __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -15,6 +15,7 @@ from typing import Any
 import aiohttp
 import pytest
 import yaml
+from kit.plane import together
 from kit.ports import free_ports
 from kit.wait import until
 
@@ -83,10 +84,9 @@ async def test_the_commands_of_all_services_carry_a_chat(redis_url: str) -> None
     gateway = f"http://127.0.0.1:{network.ports['8000']}"
     index = f"http://127.0.0.1:{network.ports['8100']}"
     async with contextlib.AsyncExitStack() as stack:
-        for name in sorted(OURS, key=lambda name: name == "router"):
-            child = network.child(name)
-            stack.push_async_callback(child.stop)
-            await child.start()
+        # In no order: each waits for what it needs.
+        children = [network.child(name) for name in OURS]
+        await stack.enter_async_context(together(children))
         session = await stack.enter_async_context(aiohttp.ClientSession())
 
         async def all_known() -> bool:

@@ -11,7 +11,7 @@ from typing import Any
 
 import aiohttp
 
-from kit.plane import EngineSeat, Plane
+from kit.plane import EngineSeat, Plane, together
 from kit.ports import free_ports
 from kit.wait import until
 from kvplane.children import Child
@@ -101,9 +101,7 @@ async def indexed(
         children["gateway"] = Child("gateway", words, f"{url}/liveness")
     timeout = aiohttp.ClientTimeout(total=30)
     async with contextlib.AsyncExitStack() as stack:
-        for child in children.values():
-            stack.push_async_callback(child.stop)
-        await asyncio.gather(*(child.start() for child in children.values()))
+        await stack.enter_async_context(together(children.values()))
         session = await stack.enter_async_context(aiohttp.ClientSession(timeout=timeout))
         running = Plane(url, {seat.name: seat for seat in seats}, children, session)
         if wait:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -72,6 +73,16 @@ class Plane:
 
 
 @contextlib.asynccontextmanager
+async def together(children: Collection[Child]) -> AsyncIterator[None]:
+    """Processes that start side by side and end side by side."""
+    try:
+        await asyncio.gather(*(child.start() for child in children))
+        yield
+    finally:
+        await asyncio.gather(*(child.stop() for child in children))
+
+
+@contextlib.asynccontextmanager
 async def plane(
     engines: Sequence[EngineSeat], gateway_flags: Sequence[str] = (), ready: bool = True
 ) -> AsyncIterator[Plane]:
@@ -85,9 +96,7 @@ async def plane(
     children["gateway"] = Child("gateway", words, f"{url}/liveness")
     timeout = aiohttp.ClientTimeout(total=60)
     async with contextlib.AsyncExitStack() as stack:
-        for child in children.values():
-            stack.push_async_callback(child.stop)
-            await child.start()
+        await stack.enter_async_context(together(children.values()))
         session = await stack.enter_async_context(aiohttp.ClientSession(timeout=timeout))
         running = Plane(url, {seat.name: seat for seat in engines}, children, session)
         if ready:
