@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import os
 import re
@@ -136,8 +137,13 @@ async def test_its_examples_run_as_written_and_show_what_it_says() -> None:
                 assert f"\n{header}: " in out, header
         room = re.search(r"x-kvplane-room: (\d+)", out)
         assert room and (await running.get(f"/rooms/{room[1]}"))["outcome"] == "ok"
-        (prompt,) = re.findall(r"rank '(.*?)'", ask)
-        body = {"model": "tiny", "prompt": prompt, "max_tokens": 1}
-        assert (await running.ask("/v1/completions", body))[0] == 200
-        line = await asyncio.wait_for(following.stdout.readline(), 30)
-        assert json.loads(line)["changes"]
+        line = asyncio.create_task(following.stdout.readline())
+        number = itertools.count()
+
+        async def heard() -> bool:  # tail follows from when it is connected, so speak until it is
+            body = {"model": "tiny", "prompt": f"line {next(number)} of many", "max_tokens": 1}
+            assert (await running.ask("/v1/completions", body))[0] == 200
+            return line.done()
+
+        await until(heard, timeout_s=30, what="tail to print a change")
+        assert json.loads(line.result())["changes"]
