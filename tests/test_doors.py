@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from typing import Any
 
 import aiohttp
@@ -72,3 +73,8 @@ async def test_a_taken_port_is_named_and_a_stopped_server_gives_it_back() -> Non
         bind("127.0.0.1", server.port, "a")
     await server.stop()
     bind("127.0.0.1", server.port).close()
+
+
+def test_a_listener_is_named_as_tcp_so_that_answers_do_not_wait_for_an_ack() -> None:
+    with bind("127.0.0.1", 0) as listener:
+        assert listener.proto == socket.IPPROTO_TCP

@@ -113,7 +113,7 @@ def test_a_worker_of_the_file_counts_its_event_ports_up_by_dp_rank() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["http://a:b:c:1", "http://[::1:30000", "ftp://h:1", "http://h", ""]
+    "url", ["http://a:b:c:1", "http://[::1:30000", "ftp://h:1", "http://h:1/v1", "http://h", ""]
 )
 def test_a_malformed_url_is_refused_at_the_start(url: str) -> None:
     with pytest.raises(BadSetting):

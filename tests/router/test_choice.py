@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from kvplane.index import View, chain
+from kvplane.router import facts
 from kvplane.router.breaker import Breakers, Outcome
 from kvplane.router.choice import Choice, Chooser
 from kvplane.router.errors import GatewayError
@@ -83,6 +84,8 @@ def test_a_choice_carries_the_lives_it_was_made_under() -> None:
     house.store(P1, 3)
     choice = house.choose()
     assert (choice.prefill_epoch, choice.decode_epoch) == (Epoch(1), None)  # d1: never heard of
+    met = facts.meeting(parse("/generate", b'{"text":"x"}', "id"), choice, [], 1).shown()
+    assert (met["prefill"]["epoch"], met["decode"]["epoch"]) == (1, None)
 
 
 def test_a_prompt_held_whole_is_predicted_without_its_last_block() -> None:

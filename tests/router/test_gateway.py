@@ -387,3 +387,13 @@ async def test_two_hundred_random_aborts_leave_nothing_behind() -> None:
         assert status == 200
         await until(lambda: house.idle)
         assert house.legs.sockets <= 2 * 10  # never more than were needed at once
+
+
+async def test_evidence_that_is_dropped_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvplane.router.aftermath.MOST_TASKS", 0)
+    facts = {name: {"engine": "kvplane"} for name in ("p1", "d1")}  # they tell their stages
+    async with gatehouse({"p1": PREFILLED, "d1": DECODED}, KNOWING, facts=facts) as house:
+        status, _, _ = await house.post("/generate", {"text": "x"})
+        assert status == 200
+        await until(lambda: house.count("evidence_dropped_total") == 1)
+        await until(lambda: house.idle)

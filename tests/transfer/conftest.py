@@ -58,18 +58,21 @@ class FakeResolver:
     error: Exception | None = None
     asked: list[int] = field(default_factory=list)
     forgotten: list[str] = field(default_factory=list)
+    generation: Generation | None = None  # of the topology's answer
+    expected: list[object] = field(default_factory=list)  # generations asked for, in order
 
     async def topology(self, address: str) -> FakeResolved:
         if self.error is not None:
             raise self.error
         shape = self.shape
         facts = (shape.tp, shape.cp, shape.dp, shape.pp, shape.page_size, shape.kv_dtype)
-        return FakeResolved(Topology(*facts, follow_bootstrap_room=self.follow))
+        return FakeResolved(Topology(*facts, follow_bootstrap_room=self.follow), self.generation)
 
     async def endpoint(
         self, address: str, dp: int, cp: int, tp: int, pp: int, expected: object = None
     ) -> FakeEndpoint:
         self.asked.append(dp)
+        self.expected.append(expected)
         if dp not in self.endpoints:
             raise LookupError(f"dp rank {dp} is not registered")
         return self.endpoints[dp]

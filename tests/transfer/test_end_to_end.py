@@ -236,6 +236,12 @@ async def test_which_dp_rank_is_asked(rig, given, dp, follow, known, asked) -> N
     assert rig.resolver.asked == [asked]
 
 
+async def test_the_rank_is_asked_for_in_the_life_that_told_its_topology(rig) -> None:
+    rig.resolver.generation = "life one"
+    await asyncio.gather(rig.pull(71, [1]), rig.deliver(71, [2]))
+    assert rig.resolver.expected == ["life one"]
+
+
 async def test_a_dp_rank_that_cannot_be_known_is_said(rig) -> None:
     rig.resolver.shape, rig.resolver.follow = Shape(dp=4), False
     with pytest.raises(Unresolved, match="dp rank of room 71 is not known"):
