@@ -30,6 +30,7 @@ SEAMS = {
     "transfer": ("backends",),
     "router": ("policies", "handoffs", "discovery"),
 }
+FORMS = {"transfer": ("sglang",)}  # one foreign wire form in several pure files; not a seam
 EDGES = {  # what a pure file never touches
     "asyncio", "socket", "zmq", "aiohttp", "redis", "time", "logging", "threading", "uvicorn",
     "starlette", "fastapi", "subprocess", "selectors", "http", "random", "os", "select", "signal",
@@ -211,7 +212,8 @@ def test_the_roof_takes_only_what_packages_list() -> None:
 def test_every_plural_folder_is_a_seam_with_a_suite() -> None:
     for package in PACKAGES:
         folders = {path.parent.name for path in (ROOT / package).glob("*/*.py")}
-        assert folders == set(SEAMS.get(package, ())), package
+        assert folders <= set(SEAMS.get(package, ())) | set(FORMS.get(package, ())), package
+        assert folders >= set(SEAMS.get(package, ())), package
 
 
 def test_every_package_has_its_settings_metrics_and_errors() -> None:

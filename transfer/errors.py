@@ -127,6 +127,33 @@ class NotRegistered(TransferError):
 
 
 @dataclass(eq=False)
+class NotAvailable(TransferError):
+    """A backend that is known by name but cannot run in this process."""
+
+    kind: ClassVar[str] = "not-available"
+    backend: str
+    reason: str
+    stage: Stage = Stage.CONNECT
+
+    def __str__(self) -> str:
+        return f"backend {self.backend}: not available here: {self.reason}"
+
+
+@dataclass(eq=False)
+class NoRegion(TransferError):
+    """A part of a page (head, layer) that this rank does not hold."""
+
+    kind: ClassVar[str] = "no-region"
+    name: str
+    have: tuple[str, ...]
+    stage: Stage = Stage.CONNECT
+
+    def __str__(self) -> str:
+        some = ", ".join(self.have[:4]) + (", ..." if len(self.have) > 4 else "")
+        return f"region {self.name!r} is not held here, held are {some}"
+
+
+@dataclass(eq=False)
 class BadMetadata(TransferError):
     """The metadata record is torn, foreign, or was never written."""
 
