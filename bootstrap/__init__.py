@@ -6,7 +6,8 @@ decide; client, resolver and api move bytes.
 
 from __future__ import annotations
 
-from .addresses import Address
+from .addresses import Address, is_loopback, is_wildcard, local
+from .advertising import advertise
 from .api import app as bootstrap_app
 from .client import BootstrapClient, Endpoint
 from .directory import Directory
@@ -21,6 +22,7 @@ from .errors import (
     NewLife,
     NoDirectory,
     NotRegistered,
+    NotRoutable,
     RankUnknown,
     Refused,
     Silent,
@@ -52,6 +54,7 @@ __all__ = [
     "NewLife",
     "NoDirectory",
     "NotRegistered",
+    "NotRoutable",
     "Place",
     "RankUnknown",
     "Refused",
@@ -65,8 +68,12 @@ __all__ = [
     "Targets",
     "Topology",
     "Unreachable",
+    "advertise",
     "bootstrap_app",
     "compatible",
+    "is_loopback",
+    "is_wildcard",
+    "local",
     "mint",
     "targets",
 ]

@@ -32,6 +32,17 @@ class BadAddress(BootstrapError):
 
 
 @dataclass(eq=False)
+class NotRoutable(BootstrapError):
+    """A host that others cannot dial; a configuration error."""
+
+    host: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"host {self.host[:MOST_SHOWN]}: {self.why}; set --advertise-host"
+
+
+@dataclass(eq=False)
 class BadInput(BootstrapError):
     """A request to a directory that cannot be meant; names the field. The caller must change it."""
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplane.bootstrap import Address, BadAddress
+from kvplane.bootstrap import Address, BadAddress, is_loopback, is_wildcard, local
 
 
 @pytest.mark.parametrize(("text", "host", "port", "shown"), [
@@ -46,3 +46,48 @@ def test_any_text_is_an_address_or_a_clear_no(text: str) -> None:
         assert Address.parse(text).port in range(1, 65_536)
     except BadAddress as error:
         assert "must be" in str(error)
+
+
+@pytest.mark.parametrize(("host", "shown"), [
+    ("::1", "[::1]:9"), ("[::1]", "[::1]:9"), ("10.0.0.7", "10.0.0.7:9"), ("h.svc", "h.svc:9"),
+])  # fmt: skip
+def test_host_and_port_may_be_told_apart(host: str, shown: str) -> None:
+    """FR-BS-04: `::1` with a separate port; the stored host is the bare literal."""
+    found = Address.of(host, 9)
+    assert (str(found), found.host) == (shown, host.strip("[]"))
+    assert Address.parse(str(found)) == found
+
+
+@pytest.mark.parametrize(("host", "port"), [
+    ("::1:::2", 9), ("[::1", 9), ("::1]", 9), ("[10.0.0.7]", 9), ("h:1", 9), ("", 9), ("h", 0),
+    ("h", 65_536), ("http://h", 9),
+])  # fmt: skip
+def test_what_is_no_host_or_no_port_is_refused(host: str, port: int) -> None:
+    """FR-BS-04: malformed forms are a clear configuration error."""
+    with pytest.raises(BadAddress, match="must be"):
+        Address.of(host, port)
+
+
+def test_a_literal_without_brackets_is_told_how_it_is_written() -> None:
+    """FR-BS-04"""
+    with pytest.raises(BadAddress, match=r"address '::1:8998': .*brackets as in \[::1\]:8998"):
+        Address.parse("::1:8998")
+
+
+@pytest.mark.parametrize(("bound", "dialled"), [
+    ("0.0.0.0", "127.0.0.1"), ("::", "::1"), ("[::]", "::1"), ("", "127.0.0.1"),
+    ("10.0.0.7", "10.0.0.7"), ("[fd00::7]", "fd00::7"), ("h.svc", "h.svc"),
+])  # fmt: skip
+def test_a_server_is_dialled_from_its_own_machine_in_its_own_family(
+    bound: str, dialled: str
+) -> None:
+    """FR-BS-13: local registration uses the loopback of the same family."""
+    assert local(bound) == dialled
+
+
+def test_only_what_stays_on_this_machine_is_loopback() -> None:
+    for host in ("127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost", "::ffff:127.0.0.1"):
+        assert is_loopback(host), host
+    for host in ("10.0.0.7", "fd00::7", "0.0.0.0", "localhost.example", "h", ""):
+        assert not is_loopback(host), host
+    assert [is_wildcard(h) for h in ("0.0.0.0", "::", "[::]", "", "::1", "h")] == [1, 1, 1, 1, 0, 0]
