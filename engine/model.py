@@ -10,7 +10,8 @@ Every token, of a prompt or an answer, is computed in its own row of a tile of 1
 against keys up to the end of that tile. So its KV depends on the tokens before it and on nothing
 else, bit by bit: computed whole, from a reused prefix, one by one, or fetched, it is the same.
 
-    page of one layer: [K/V, KV head, token, dim] float16 = 2048 bytes
+    memory of one layer: [K/V, KV head, page, token, dim] float16; a page in it = 2048 bytes. What
+    one head has of K or V is one piece: ranks share heads and layers out without copying (ranks.py)
     tile 2 = rows 32..47     keys 0 ............ 31 | 32 . 47     rows that are not live: zeros
                              read from pages        | own tile, causal
 """
@@ -25,11 +26,11 @@ import numpy as np
 import numpy.typing as npt
 
 F32 = npt.NDArray[np.float32]
-Pool = tuple[npt.NDArray[np.float16], ...]  # one array [page, K/V, KV head, token, dim] per layer
+Pool = tuple[npt.NDArray[np.float16], ...]  # one array [K/V, KV head, page, token, dim] per layer
 
 PAGE_TOKENS = 16  # = rows of a tile; reuse is exact at its borders only because they are equal
 GAIN = 100_000.0  # measured: notices even the lowest bit of one value; 10 000 misses one in nine
-REVISION = 1  # of the arithmetic; peers that compute differently must not pair
+REVISION = 2  # of the arithmetic; peers that compute differently must not pair
 END = 262  # <|end|>: the only special token an answer may hold
 ANSWER_IDS = np.array([*range(32, 127), END])  # printable, so that people can read a demo
 ROPE_BASE = 10_000.0
@@ -42,20 +43,15 @@ class Size:
     width: int = 64
     layers: int = 2
     heads: int = 4
-    kv_heads: int = 2
-    head_dim: int = 16
+    kv_heads: int = 4
+    head_dim: int = 8
     ffn: int = 128
     vocab: int = 264  # bytes and 8 specials
 
     @property
-    def page_shape(self) -> tuple[int, int, int, int]:
-        """Of one page in one layer."""
-        return (2, self.kv_heads, PAGE_TOKENS, self.head_dim)
-
-    @property
     def page_bytes(self) -> int:
         """Of one page in one layer."""
-        return int(np.prod(self.page_shape)) * 2
+        return 2 * self.kv_heads * PAGE_TOKENS * self.head_dim * 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +105,9 @@ class Model:
 
     def pool(self, pages: int) -> Pool:
         """Memory for so many pages, zeroed; one array a layer."""
-        shape = (pages, *self.size.page_shape)
-        return tuple(np.zeros(shape, np.float16) for _ in range(self.size.layers))
+        s = self.size
+        shape = (2, s.kv_heads, pages, PAGE_TOKENS, s.head_dim)
+        return tuple(np.zeros(shape, np.float16) for _ in range(s.layers))
 
     def open(self, pool: Pool, pages: Sequence[int], held: int = 0) -> Context:
         """A sequence in these pages, whose first `held` tokens are in them already."""
@@ -126,8 +123,8 @@ class Model:
         )
         full = list(pages[: -(-held // PAGE_TOKENS)])
         for layer, memory in enumerate(pool if full else ()):
-            # [page, K/V, head, token, dim] -> [K/V, head, position, dim]
-            kv = memory[full].transpose(1, 2, 0, 3, 4).reshape(2, s.kv_heads, -1, s.head_dim)
+            # [K/V, head, page, token, dim] -> [K/V, head, position, dim]
+            kv = memory[:, :, full].reshape(2, s.kv_heads, -1, s.head_dim)
             kv = kv[:, :, :held].astype(np.float32)
             ctx.keys[layer][:, :held] = self._rotate(kv[0], 0)
             ctx.values[layer][:, :held] = kv[1]
@@ -182,7 +179,7 @@ class Model:
         """Round to float16, write the page, and use what a reader of the page would get."""
         kv = np.stack([_by_head(part, self.size.kv_heads)[:, rows] for part in (k, v)])
         rounded = kv.astype(np.float16)
-        page = ctx.pool[number][ctx.pages[start // PAGE_TOKENS]]
+        page = ctx.pool[number][:, :, ctx.pages[start // PAGE_TOKENS]]
         page[:, :, rows] = rounded
         page[:, :, rows.stop :] = 0  # nothing of an earlier owner stays behind
         read = rounded.astype(np.float32)

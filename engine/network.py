@@ -72,7 +72,8 @@ class Network:
         for unit in self._units:
             unit.backend = BACKENDS[BACKEND](self._transfer, self._transfer_metrics)
             self._stack.push_async_callback(unit.backend.stop)
-            regions = [Region.of(layer) for layer in unit.pool]
+            parts = [part for memory in unit.pool for part in memory.reshape(-1, *memory.shape[2:])]
+            regions = [Region.of(part) for part in parts]
             await unit.backend.start(self._settings.advertised, regions, self._settings.host)
         if self._settings.role is Role.PREFILL:
             await self._offer(client)
@@ -130,5 +131,5 @@ def layout_of(model: str) -> Layout:
     size = Size()
     return Layout(
         model, PAGE_TOKENS, DTYPE, size.layers, size.kv_heads, size.head_dim, size.page_bytes,
-        revision=REVISION,
+        order="kv,head,page,token,dim", revision=REVISION,
     )  # fmt: skip

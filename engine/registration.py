@@ -24,7 +24,7 @@ from .settings import EngineSettings
 log = logging.getLogger(__name__)
 
 DTYPE = "float16"
-LAYOUT = "kvplane-1"  # page, K/V, head, token, dim; K unrotated
+LAYOUT = "kvplane-2"  # K/V, head, page, token, dim; K unrotated
 TRY_S = 5.0  # one PUT or GET, as SGLang
 
 

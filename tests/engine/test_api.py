@@ -62,7 +62,7 @@ async def test_an_answers_blocks_are_found_by_the_next_turn(start: Start) -> Non
 
 async def test_completions_and_chat_answer_in_openais_form(start: Start) -> None:
     both = await start()
-    _, text = await both.post("/v1/completions", prompt="Hello", max_tokens=5, ignore_eos=True)
+    _, text = await both.post("/v1/completions", prompt="Hallo", max_tokens=5, ignore_eos=True)
     assert text["object"] == "text_completion"
     assert text["id"].startswith("cmpl-")
     assert (text["model"], text["choices"][0]["finish_reason"]) == ("tiny", "length")

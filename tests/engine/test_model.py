@@ -38,7 +38,7 @@ def test_a_reused_prefix_gives_the_same_bits_and_tokens_at_every_block_border() 
         other = [*range(border // 16), *range(20, 29 - border // 16)]
         assert answer(pool, other, tokens, border, 32) == alone, border
         for layer in pool:
-            assert np.array_equal(layer[other], layer[pages]), border
+            assert np.array_equal(layer[:, :, other], layer[:, :, pages]), border
 
 
 def test_tokens_computed_one_by_one_leave_the_same_bits_as_a_whole_prompt() -> None:
@@ -50,7 +50,7 @@ def test_tokens_computed_one_by_one_leave_the_same_bits_as_a_whole_prompt() -> N
         MODEL.feed(single, [token])
     assert MODEL.answer(whole) == MODEL.answer(single)
     for layer in pool:
-        assert np.array_equal(layer[:5], layer[5:])
+        assert np.array_equal(layer[:, :, :5], layer[:, :, 5:])
 
 
 def test_pages_copied_to_other_numbers_and_taken_up_there_answer_alike() -> None:
@@ -63,7 +63,7 @@ def test_pages_copied_to_other_numbers_and_taken_up_there_answer_alike() -> None
     token = MODEL.answer(first)
     pages = [int(i) for i in np.random.default_rng(3).permutation(64)[:24]]
     for source, target in zip(here, there, strict=True):
-        target[pages[:21]] = source[:21]
+        target[:, :, pages[:21]] = source[:, :, :21]
     assert answer(there, pages, [*tokens, token], 333, 40) == answer(
         here, list(range(24)), [*tokens, token], 333, 40
     )
@@ -73,12 +73,12 @@ def test_a_partial_page_holds_nothing_of_its_earlier_owner() -> None:
     pool = MODEL.pool(1)
     pool[0].fill(1)
     MODEL.feed(MODEL.open(pool, [0]), prompt(5))
-    assert not pool[0][0, :, :, 5:].any()
+    assert not pool[0][:, :, 0, 5:].any()
 
 
 def test_a_flipped_byte_a_flipped_bit_and_swapped_pages_are_all_noticed() -> None:
     rng = np.random.default_rng(5)
-    unnoticed = dict.fromkeys(("byte", "lowest bit", "swap"), 0)
+    unnoticed = dict.fromkeys(("byte", "lowest bit", "swap", "swap in one head"), 0)
     for number in range(12):
         length = int(rng.integers(40, 300))
         pages = list(range(-(-length // PAGE_TOKENS) + 3))
@@ -91,18 +91,20 @@ def test_a_flipped_byte_a_flipped_bit_and_swapped_pages_are_all_noticed() -> Non
             wrong = copied(pool)
             spoil(kind, wrong, length, rng)
             unnoticed[kind] += answer(wrong, pages, tokens, length, 32) == right
-    assert unnoticed == {"byte": 0, "lowest bit": 0, "swap": 0}
+    assert unnoticed == {"byte": 0, "lowest bit": 0, "swap": 0, "swap in one head": 0}
 
 
 def spoil(kind: str, pool: Pool, length: int, rng: np.random.Generator) -> None:
-    if kind == "swap":
+    layer, head = rng.integers(2), rng.integers(MODEL.size.kv_heads)
+    if kind.startswith("swap"):
         first, second = rng.choice(length // PAGE_TOKENS, 2, replace=False)
-        for layer in pool:
-            layer[[first, second]] = layer[[second, first]]
+        whole = [part for memory in pool for part in memory.reshape(-1, *memory.shape[2:])]
+        for part in whole if kind == "swap" else [pool[layer][rng.integers(2), head]]:
+            part[[first, second]] = part[[second, first]]
         return
     at = int(rng.integers(length))
-    raw = pool[rng.integers(2)].view(np.uint8)[at // PAGE_TOKENS, rng.integers(2), rng.integers(2)]
-    low = 2 * int(rng.integers(16))
+    raw = pool[layer].view(np.uint8)[rng.integers(2), head, at // PAGE_TOKENS]
+    low = 2 * int(rng.integers(MODEL.size.head_dim))
     if kind == "byte":
         raw[at % PAGE_TOKENS, low + rng.integers(2)] ^= np.uint8(rng.integers(1, 256))
     else:
@@ -127,8 +129,10 @@ def test_another_name_is_another_model() -> None:
     assert not np.array_equal(pools[0][0], pools[1][0])
 
 
-def test_a_page_of_one_layer_is_two_kilobytes() -> None:
-    assert Size().page_bytes == 2048 == MODEL.pool(3)[0][0].nbytes
+def test_a_page_of_one_layer_is_two_kilobytes_and_one_heads_pages_are_one_piece() -> None:
+    memory = MODEL.pool(3)[0]
+    assert Size().page_bytes == 2048 == memory[:, :, 0].nbytes
+    assert all(memory[kv, head].flags.c_contiguous for kv in (0, 1) for head in range(4))
 
 
 def test_more_tokens_than_pages_is_our_own_bug() -> None:
