@@ -16,6 +16,7 @@ from .errors import (
     DeadlineExceeded,
     GenerationMismatch,
     LayoutMismatch,
+    LeaseExpired,
     NotAvailable,
     NotRegistered,
     PeerGone,
@@ -33,6 +34,7 @@ from .offer import Offers
 from .pull import Puller
 from .regions import PageOut, Region
 from .settings import TransferSettings
+from .shards import Grid, owned
 from .tamper import (
     UNTOUCHED,
     Tamper,
@@ -52,8 +54,10 @@ __all__ = [
     "ChecksumMismatch",
     "DeadlineExceeded",
     "GenerationMismatch",
+    "Grid",
     "Layout",
     "LayoutMismatch",
+    "LeaseExpired",
     "Metadata",
     "NotAvailable",
     "NotRegistered",
@@ -76,6 +80,7 @@ __all__ = [
     "drop_last",
     "flip_byte",
     "foreign_room",
+    "owned",
     "stale_generation",
     "swap_pages",
 ]

@@ -108,9 +108,24 @@ class PrefillFailed(TransferError):
     room: int
     reason: str
     stage: Stage = Stage.VERIFY
+    clean: bool = False  # it also said that nothing of the room is under way any more
 
     def __str__(self) -> str:
         return f"prefill {self.peer} gave up room {self.room}: {self.reason}"
+
+
+@dataclass(eq=False)
+class LeaseExpired(TransferError):
+    """The prefill kept the room's KV as long as it had promised, and nobody came or renewed."""
+
+    kind: ClassVar[str] = "lease"
+    peer: str
+    room: int
+    after_s: float
+    stage: Stage = Stage.VERIFY
+
+    def __str__(self) -> str:
+        return f"{self.peer}: lease expired, room {self.room} was kept for {self.after_s:g} s"
 
 
 @dataclass(eq=False)

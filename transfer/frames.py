@@ -6,7 +6,8 @@ act on them. Open it to change a message; positions are never used, unknown memb
     | length u32 big endian | msgpack map, its type under "t" |      length 1 .. most
 
     decode                         prefill
-    bind  ------------------------>          room, attempt, layout, offer, pages
+    hold  ------------------------>          I will come for this room: keep it (again and again)
+    bind  ------------------------>          room, attempt, layout, offer, pages, regions
           <------------------------ bound    offers agree; says the prefill's generation
                 (pages, record on the data path)
           <------------------------ commit   every byte is confirmed, the record too
@@ -27,15 +28,20 @@ from kvplane.vocabulary import MAX_ROOM
 from .backends.base import Offer
 from .metadata import Layout
 
-PROTOCOL = 1
+PROTOCOL = 2
 MOST_SMALL = 64 * 1024  # bytes of every frame but bind
 MOST_BIND = 4 * 1024 * 1024  # 262 144 page numbers of up to 5 bytes, and the rest
+MOST_SHARDS = 1024  # decode ranks that one prefill rank serves in one room
 MOST_REASON = 2000  # characters of a reason that travels
 _LENGTH = struct.Struct(">I")
 
 
 class BadFrame(ValueError):
     """Not a frame of this protocol."""
+
+
+class OtherProtocol(BadFrame):
+    """A frame of another version; who sent it is told so."""
 
 
 class _Frame(msgspec.Struct, tag_field="t", frozen=True, kw_only=True):
@@ -57,8 +63,18 @@ class BindFrame(_Frame, tag="bind", frozen=True, kw_only=True):
     held_pages: int = 0  # leading pages the decode has already
     sums: bool = True  # the decode will check page sums
     expected: str | None = None  # generation of the prefill, where the decode knows it
-    shard: int = 0  # of how many the decode expects
-    shards: int = 1
+    regions: tuple[str, ...] = ()  # the part of each page this prefill rank is to send; () = all
+    shard: int = 0  # which of the decode ranks that this prefill rank serves in this room
+    shards: int = 1  # how many those are
+    sources: int = 1  # prefill ranks that this decode rank hears before it speaks
+    grant: bytes = b""  # of the landing, for the backend
+
+
+class HoldFrame(_Frame, tag="hold", frozen=True, kw_only=True):
+    """The decode has this room in its queue and will bind; the prefill keeps the KV meanwhile."""
+
+    protocol: int
+    room: int
 
 
 class BoundFrame(_Frame, tag="bound", frozen=True, kw_only=True):
@@ -68,7 +84,7 @@ class BoundFrame(_Frame, tag="bound", frozen=True, kw_only=True):
 
 
 class RefusedFrame(_Frame, tag="refused", frozen=True, kw_only=True):
-    """No; the connection closes. kind: refused, layout, generation, prefill-failed."""
+    """No; the connection closes. kind: refused, layout, generation, prefill-failed, lease."""
 
     kind: str
     reason: str
@@ -79,6 +95,7 @@ class FailedFrame(_Frame, tag="failed", frozen=True, kw_only=True):
     """The room will never be delivered; the connection closes."""
 
     reason: str
+    clean: bool = False  # every write that was begun is confirmed: no late byte can come
 
 
 class CommitFrame(_Frame, tag="commit", frozen=True, kw_only=True):
@@ -102,10 +119,26 @@ class AbortFrame(_Frame, tag="abort", frozen=True, kw_only=True):
 
 
 Frame = (
-    BindFrame | BoundFrame | RefusedFrame | FailedFrame | CommitFrame | VerdictFrame | AbortFrame
+    BindFrame
+    | HoldFrame
+    | BoundFrame
+    | RefusedFrame
+    | FailedFrame
+    | CommitFrame
+    | VerdictFrame
+    | AbortFrame
 )
+
+
+class _Envelope(msgspec.Struct):
+    """All that is read of a frame of another version."""
+
+    protocol: int = PROTOCOL
+
+
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Frame] = msgspec.msgpack.Decoder(Frame)
+_envelope = msgspec.msgpack.Decoder(_Envelope)
 
 
 def encode_frame(frame: Frame) -> bytes:
@@ -123,17 +156,19 @@ def frame_length(head: bytes, most: int) -> int:
 
 
 def decode_frame(body: bytes) -> Frame:
-    """One message; raises BadFrame, never anything else."""
+    """One message; raises BadFrame, never anything else. The version is looked at first."""
+    errors = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
     try:
+        spoken = _envelope.decode(body).protocol
+        if spoken != PROTOCOL:
+            raise OtherProtocol(f"protocol version {spoken}, this is {PROTOCOL}")
         return _decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except errors as error:
         raise BadFrame(f"no frame: {error}") from error
 
 
 def bind_faults(bind: BindFrame, most_pages: int) -> str | None:
     """The first member of a bind that no decode can mean; None = fine."""
-    if bind.protocol != PROTOCOL:
-        return f"protocol version {bind.protocol}, this is {PROTOCOL}"
     if not 1 <= bind.room <= MAX_ROOM:
         return f"room {bind.room}: must be 1 to 2**63-1"
     if not 1 <= bind.attempt <= MAX_ROOM:
@@ -144,6 +179,12 @@ def bind_faults(bind: BindFrame, most_pages: int) -> str | None:
         return "pages: must be different numbers of 32 bit"
     if bind.tokens < 0 or bind.held_pages < 0:
         return f"tokens {bind.tokens}, held_pages {bind.held_pages}: must be 0 or more"
-    if bind.shards != 1 or bind.shard != 0:
-        return f"shard {bind.shard} of {bind.shards}: this prefill delivers rooms whole"
+    if not 0 <= bind.shard < bind.shards <= MOST_SHARDS:
+        return (
+            f"shard {bind.shard} of {bind.shards}: must be 0 to shards - 1, at most {MOST_SHARDS}"
+        )
+    if len(set(bind.regions)) != len(bind.regions):
+        return "regions: must be different names"
+    if bind.sources < 1:
+        return f"sources {bind.sources}: must be 1 or more"
     return None

@@ -13,7 +13,7 @@ what is agreed on, or the record's form.
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 
 import xxhash
@@ -32,7 +32,7 @@ _SUM = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How one engine stores KV. Equal on both sides, or nothing is sent."""
+    """How one engine stores KV, all its ranks together. Equal on both sides, or nothing is sent."""
 
     model: str
     page_tokens: int
@@ -41,15 +41,16 @@ class Layout:
     kv_heads: int
     head_dim: int
     page_bytes: int  # of one page in one layer
-    order: str = "page,kv,head,token,dim"
+    order: str = "kv,head,page,token,dim"
     revision: int = 1  # of how values are computed before they are stored
+    speculative: str = ""  # method of draft tokens whose KV lies in the same pages; "" = none
 
-    def differences(self, other: Layout) -> tuple[str, ...]:
+    def differences(self, other: Layout, tolerated: Collection[str] = ()) -> tuple[str, ...]:
         """Every field that differs, with both values; empty = alike. `self` is 'here'."""
         return tuple(
             f"{f.name} {getattr(self, f.name)} here, {getattr(other, f.name)} there"
             for f in fields(self)
-            if getattr(self, f.name) != getattr(other, f.name)
+            if getattr(self, f.name) != getattr(other, f.name) and f.name not in tolerated
         )
 
 

@@ -1,8 +1,8 @@
 """Offer, the prefill side: who wants which room, and what each room is told.
 
-Edge. The engine calls deliver() when a prompt's KV is complete; decodes dial the rank port and
-bind. Whoever comes first waits for the other. delivery.py moves the pages once both are there,
-meeting.py keeps one room. Open it to change who is let in.
+Edge. The engine calls deliver() when a prompt's KV is complete; decode ranks dial the rank port and
+bind. Whoever comes first waits for the others. delivery.py moves the pages once all are there,
+gathering.py keeps one room, meeting.py one decode rank in it. Open it to change who is let in.
 
     decode binds first:   bind -> bound ...... deliver() -> pages, record, commit -> verdict
     prefill is first:     deliver() ...... bind -> bound -> pages, record, commit -> verdict
@@ -22,15 +22,25 @@ from kvplane.vocabulary import Generation, Room, Stage, StageRecord
 from .backends.base import Backend
 from .control import Channel
 from .delivery import Delivery
-from .errors import PeerGone, PrefillFailed, Refused, TransferError
-from .frames import MOST_BIND, MOST_REASON, BadFrame, BindFrame, BoundFrame, RefusedFrame
-from .meeting import Ended, Meeting, given_up
+from .errors import LeaseExpired, PeerGone, PrefillFailed, Refused, TransferError
+from .frames import (
+    MOST_BIND,
+    MOST_REASON,
+    BadFrame,
+    BindFrame,
+    BoundFrame,
+    HoldFrame,
+    OtherProtocol,
+    RefusedFrame,
+)
+from .gathering import Ended, Gathering, given_up
+from .meeting import Meeting
 from .metadata import Layout, Metadata
 from .metrics import TransferMetrics
 from .settings import TransferSettings
 from .tamper import UNTOUCHED, Tamper
 from .terms import Terms
-from .waiting import Steps, unless
+from .waiting import Steps, all_of, unless
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +63,7 @@ class Offers:
         self._backend, self._layout, self._generation = backend, layout, generation
         self._record, self._clock, self._by = record, clock, by
         self._settings, self._metrics, self._tamper = settings, metrics, tamper
-        self._meetings: dict[Room, Meeting] = {}
+        self._rooms: dict[Room, Gathering] = {}
         self._ended = Ended(settings.most_ended, settings.ended_s)
         self._connections: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -82,51 +92,58 @@ class Offers:
         over = self._ended.find(room, self._clock.now())
         if over is not None:
             raise over
-        meeting = self._meetings.get(room) or self._open(room)
-        if meeting.claimed:
+        gathering = self._rooms.get(room) or self._open(room)
+        if gathering.claimed:
             raise Refused(f"room {room}", "is being delivered already", Stage.VERIFY)
-        meeting.claim()
+        gathering.claim()
         steps = Steps(room, deadline_s, self._record, self._clock, self._by)
         error: BaseException | None = None
         try:
-            await unless(self._deliver(meeting, pages, metadata, steps), meeting.lost)
+            await unless(self._deliver(gathering, pages, metadata, steps), gathering.lost)
         except BaseException as caught:
             error = caught
             raise
         finally:
-            self._close(meeting, error)
+            self._close(gathering, error)
 
     async def _deliver(
-        self, meeting: Meeting, pages: Sequence[int], metadata: Metadata, steps: Steps
+        self, gathering: Gathering, pages: Sequence[int], metadata: Metadata, steps: Steps
     ) -> None:
-        bootstrapping_s = self._settings.bootstrapping_s
-        connect, verify = Stage.CONNECT, Stage.VERIFY
-        async with steps.stage(connect, meeting.peer, "its bind", bootstrapping_s) as step:
-            bind = await asyncio.shield(meeting.bound)
-            step.peer = meeting.peer
+        settings, peer = self._settings, gathering.peer
+        most_s = settings.most_hold_s
+        async with steps.stage(Stage.CONNECT, peer, "its bind", most_s, counts=False) as step:
+            await gathering.full(settings.bootstrapping_s)
+            step.peer = gathering.peer
         timed = self._metrics.seconds.labels("prefill").time()
-        async with steps.stage(verify, meeting.peer, "the transfer") as step:
+        async with steps.stage(Stage.VERIFY, gathering.peer, "the transfer") as step:
             with timed:
-                await self._delivery.run(meeting, bind, pages, metadata, step, steps.left_s)
+                await all_of(
+                    *(
+                        self._delivery.run(
+                            meeting, pages, metadata, step.part(meeting.peer), steps.left_s
+                        )
+                        for meeting in gathering.meetings.values()
+                    )
+                )
 
     def fail(self, room: Room, reason: str) -> None:
         """Tell the decode of this room, waiting or late, that it will never come."""
         error = given_up(room, reason)
-        meeting = self._meetings.get(room)
-        if meeting is None:
+        gathering = self._rooms.get(room)
+        if gathering is None:
             self._ended.add(room, error, self._clock.now())
-        elif meeting.claimed:
-            meeting.lose(error)  # deliver() ends it
+        elif gathering.claimed:
+            gathering.lose(error)  # deliver() ends it
         else:
-            self._close(meeting, error)
+            self._close(gathering, error)
 
     async def close(self) -> None:
         """End every room, close every socket. Does not stop the backend."""
         server, self._server = self._server, None
         if server is not None:
             server.close()
-        for meeting in list(self._meetings.values()):
-            self.fail(meeting.room, "the prefill stops")
+        for room in list(self._rooms):
+            self.fail(room, "the prefill stops")
         await cancel(*self._connections)
         if server is not None:
             with suppress(TimeoutError):
@@ -135,26 +152,26 @@ class Offers:
 
     def counts(self) -> dict[str, int]:
         """What is held now; all 0 when idle."""
-        return {"rooms": len(self._meetings), "connections": len(self._connections)}
+        return {"rooms": len(self._rooms), "connections": len(self._connections)}
 
-    def _open(self, room: Room) -> Meeting:
-        meeting = self._meetings[room] = Meeting(room)
+    def _open(self, room: Room) -> Gathering:
+        gathering = self._rooms[room] = Gathering(room)
         self._metrics.rooms.labels("prefill").inc()
-        return meeting
+        return gathering
 
-    def _close(self, meeting: Meeting, error: BaseException | None) -> None:
+    def _close(self, gathering: Gathering, error: BaseException | None) -> None:
         """The only way out of the table; once per room."""
-        if self._meetings.pop(meeting.room, None) is None:
+        if self._rooms.pop(gathering.room, None) is None:
             return
         self._metrics.rooms.labels("prefill").dec()
         known = error if isinstance(error, TransferError) else None
         if error is not None:
             kind = known.kind if known else "other"
             self._metrics.failures.labels("prefill", kind).inc()
-            known = known or given_up(meeting.room, str(error) or "the request was cancelled")
-        meeting.lose(known or Refused(meeting.peer, "the room is over"))
-        self._ended.add(meeting.room, known, self._clock.now())
-        meeting.end(known)
+            known = known or given_up(gathering.room, str(error) or "the request was cancelled")
+        gathering.lose(known or Refused(gathering.peer, "the room is over"))
+        self._ended.add(gathering.room, known, self._clock.now())
+        gathering.end(known)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         channel = Channel(reader, writer)
@@ -165,12 +182,11 @@ class Offers:
             if len(self._connections) > self._settings.most_connections:
                 self._metrics.refused.labels("control", "too many").inc()
                 return
-            bind = await self._hello(channel)
-            meeting = await self._admit(channel, bind) if bind is not None else None
-            if meeting is not None:
-                await meeting.listen(channel, self._settings.bootstrapping_s)
-                if not meeting.claimed:
-                    self._close(meeting, meeting.lost.exception())
+            first = await self._hello(channel)
+            while isinstance(first, HoldFrame):
+                first = await self._renewed(channel, first)
+            if first is not None:
+                await self._bound(channel, first)
         except asyncio.CancelledError:
             channel.reset()
             raise
@@ -178,26 +194,56 @@ class Offers:
             self._connections.discard(task)
             channel.close()
 
-    async def _hello(self, channel: Channel) -> BindFrame | None:
-        """The first frame, if it is a bind."""
+    async def _bound(self, channel: Channel, bind: BindFrame) -> None:
+        """From its bind to its end."""
+        meeting = await self._admit(channel, bind)
+        if meeting is None:
+            return
+        await meeting.listen(self._settings.bootstrapping_s)
+        gathering = self._rooms.get(Room(bind.room))
+        if gathering is not None and not gathering.claimed and gathering.lost.done():
+            self._close(gathering, gathering.lost.exception())
+
+    async def _hello(self, channel: Channel) -> BindFrame | HoldFrame | None:
+        """The first frame, if a decode may begin with it."""
         why = "garbage"
         try:
             async with asyncio.timeout(self._settings.hello_s):
                 frame = await channel.read(MOST_BIND)
-            if isinstance(frame, BindFrame):
+            if isinstance(frame, BindFrame | HoldFrame):
                 return frame
         except TimeoutError:
             why = "silent"
+        except OtherProtocol as error:
+            why = "protocol"
+            channel.post(RefusedFrame(kind="refused", reason=str(error)))
+            with suppress(TransferError):
+                await channel.drain()
         except (BadFrame, PeerGone):
             pass
         self._metrics.refused.labels("control", why).inc()
-        channel.reset()
+        channel.finish() if why == "protocol" else channel.reset()
         return None
+
+    async def _renewed(self, channel: Channel, hold: HoldFrame) -> BindFrame | HoldFrame | None:
+        """Keep the room a lease longer; the next frame. A decode that leaves says nothing."""
+        gathering = self._rooms.get(Room(hold.room))
+        if gathering is not None:
+            gathering.renew()
+        over = self._ended.find(Room(hold.room), self._clock.now())
+        if over is not None:
+            return None
+        try:
+            async with asyncio.timeout(self._settings.bootstrapping_s):
+                frame = await channel.read(MOST_BIND)
+        except (TimeoutError, BadFrame, PeerGone):
+            return None
+        return frame if isinstance(frame, BindFrame | HoldFrame) else None
 
     async def _admit(self, channel: Channel, bind: BindFrame) -> Meeting | None:
         """Bound, or told why not."""
         room = Room(bind.room)
-        no = self._terms.refusal(bind, channel.host) or self._refusal(room)
+        no = self._terms.refusal(bind, channel.host) or self._refusal(bind)
         if no is None:
             try:
                 async with asyncio.timeout(self._settings.bootstrapping_s):
@@ -207,27 +253,31 @@ class Offers:
                 return None
             except Exception as error:
                 no = RefusedFrame(kind="refused", reason=repr(error)[:MOST_REASON])
-        no = no or self._refusal(room)  # time passed
+        no = no or self._refusal(bind)  # time passed
         if no is not None:
             self._metrics.refused.labels("control", no.kind).inc()
             log.warning("bind refused room=%d peer=%s why=%r", room, channel.peer, no.reason)
             channel.finish(no)
             return None
-        meeting = self._meetings.get(room) or self._open(room)
+        gathering = self._rooms.get(room) or self._open(room)
         channel.post(BoundFrame(generation=self._generation))
-        meeting.bind(channel, bind)
-        return meeting
+        return gathering.bind(channel, bind)
 
-    def _refusal(self, room: Room) -> RefusedFrame | None:
+    def _refusal(self, bind: BindFrame) -> RefusedFrame | None:
         """Why nobody may bind this room now."""
+        room = Room(bind.room)
         over = self._ended.find(room, self._clock.now())
         if over is not None:
-            kind = "refused" if isinstance(over, Refused) else PrefillFailed.kind
-            reason = over.reason if isinstance(over, Refused | PrefillFailed) else str(over)
-            return RefusedFrame(kind=kind, reason=reason[:MOST_REASON])
-        meeting = self._meetings.get(room)
-        if meeting is not None and meeting.bound.done():
-            return RefusedFrame(kind="refused", reason=f"room {room} is bound already")
-        if meeting is None and len(self._meetings) >= self._settings.most_waiting:
-            return RefusedFrame(kind="refused", reason=f"{len(self._meetings)} rooms wait already")
-        return None
+            return _told(over)
+        gathering = self._rooms.get(room)
+        fault = None if gathering is None else gathering.fault(bind)
+        if gathering is None and len(self._rooms) >= self._settings.most_waiting:
+            fault = f"{len(self._rooms)} rooms wait already"
+        return None if fault is None else RefusedFrame(kind="refused", reason=fault)
+
+
+def _told(over: TransferError) -> RefusedFrame:
+    """Why the room is over, to a decode that comes late."""
+    kind = over.kind if isinstance(over, Refused | LeaseExpired) else PrefillFailed.kind
+    reason = over.reason if isinstance(over, Refused | PrefillFailed) else str(over)
+    return RefusedFrame(kind=kind, reason=reason[:MOST_REASON])

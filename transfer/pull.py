@@ -1,45 +1,40 @@
 """Pull, the decode side: find the prefill, let exactly this room land, and believe nothing.
 
 Edge. The engine calls pull() with pages it reserved; it gets Metadata back only after room,
-generation, attempt, counts and page sums agreed. resolve.py finds the prefill's rank, verifying.py
-reads and compares. Open it to change what happens around one room on the decode side.
+generation, attempt, counts and page sums agreed. resolve.py finds the prefill's ranks, attempt.py
+meets one of them, verifying.py reads and compares. Open it to change what happens around one room.
 
     resolve-topology, resolve-rank -> landing open (slot poisoned) -> connect: bind -> bound
     -> verify: commit -> slot read once, compared -> verdict -> the caller has the pages
-    any failure: connection closed, landing fenced, and only then released(pages)
+    several prefill ranks: all verified, or the room failed; only then any of them hears a verdict
+    any failure: connections closed, landings fenced, and only then released(pages)
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import itertools
 import logging
 import secrets
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from typing import Any
 
 from kvplane.runtime import Clock, backoff, cancel
 from kvplane.vocabulary import BootstrapTriple, Generation, Shape, Stage, StageRecord
 
-from .backends.base import Backend, Landing, Ticket
-from .control import Channel, address_text
-from .errors import GenerationMismatch, LayoutMismatch, PrefillFailed, Refused, TransferError
-from .frames import (
-    MOST_REASON,
-    PROTOCOL,
-    AbortFrame,
-    BadFrame,
-    BindFrame,
-    BoundFrame,
-    Frame,
-    RefusedFrame,
-    VerdictFrame,
-)
-from .metadata import Expected, Layout, Metadata, record_bytes
+from .attempt import Attempt, Side, Wanted, agreed
+from .backends.base import Backend
+from .errors import PeerGone, TransferError
+from .frames import MOST_REASON, AbortFrame, Frame, VerdictFrame
+from .holding import Holder
+from .metadata import Layout, Metadata
 from .metrics import TransferMetrics
 from .quarantine import Quarantine
-from .resolve import Endpoint, Resolver, resolve
+from .resolve import Rank, Resolver, resolve
 from .settings import TransferSettings
-from .verifying import verified
-from .waiting import Steps, unless
+from .shards import Grid
+from .waiting import Step, Steps, all_of, unless
 
 log = logging.getLogger(__name__)
 Released = Callable[[Sequence[int]], None]
@@ -65,12 +60,18 @@ class Puller:
         shape: Shape,
         by: str = "",  # goes into every StageRecord
         random63: Callable[[], int] = _random63,
+        tp_rank: int = 0,  # which of the shape's ranks this is
+        pp_rank: int = 0,
     ) -> None:
-        self._backend, self._layout, self._resolver = backend, layout, resolver
-        self._generation, self._shape = generation, shape
+        self._side = Side(backend, layout, generation, settings)
+        self._rank = Rank(layout, Grid(shape.tp, shape.pp, tp_rank, pp_rank))
+        self._resolver, self._shape = resolver, shape
+        self._holder = Holder(resolver, shape, self._rank, clock, settings)
         self._record, self._clock, self._by = record, clock, by
         self._settings, self._metrics, self._random63 = settings, metrics, random63
-        self._pulls: set[asyncio.Task[object]] = set()
+        self._numbers = itertools.count(1)
+        self._open: set[_Pull] = set()
+        self._pulls: set[asyncio.Task[Any]] = set()
         self._fences: set[asyncio.Task[None]] = set()
         self.quarantine = Quarantine()
 
@@ -96,40 +97,50 @@ class Puller:
         assert task is not None
         self._pulls.add(task)
         self._metrics.rooms.labels("decode").inc()
-        attempt = _Attempt(self._random63(), triple, tuple(pages), tokens, held_pages)
+        pull = _Pull(next(self._numbers), triple, tuple(pages), tokens, held_pages)
+        self._open.add(pull)
         try:
-            metadata = await self._attempt(attempt, dp_rank, deadline_s)
+            metadata = await self._attempt(pull, dp_rank, deadline_s)
         except BaseException as error:
             kind = error.kind if isinstance(error, TransferError) else "other"
             self._metrics.failures.labels("decode", kind).inc()
-            self._give_back(attempt, released)
+            self._give_back(pull, released)
             raise
         finally:
             self._metrics.rooms.labels("decode").dec()
             self._pulls.discard(task)
-        self._spawn_fence(attempt, None)
+            self._open.discard(pull)
+        self._spawn_fence(pull, None)
         return metadata
 
-    async def _attempt(self, attempt: _Attempt, dp_rank: int | None, deadline_s: float) -> Metadata:
-        triple = attempt.triple
+    @contextlib.asynccontextmanager
+    async def holding(
+        self, triple: BootstrapTriple, dp_rank: int | None = None
+    ) -> AsyncIterator[None]:
+        """While inside, the prefill keeps this room's KV: for a request that waits for pages."""
+        task = asyncio.create_task(self._holder.keep(triple, dp_rank))
+        self._pulls.add(task)
+        try:
+            yield
+        finally:
+            await cancel(task)
+            self._pulls.discard(task)
+
+    async def _attempt(self, pull: _Pull, dp_rank: int | None, deadline_s: float) -> Metadata:
+        triple = pull.triple
         steps = Steps(triple.room, deadline_s, self._record, self._clock, self._by)
-        [endpoint] = await resolve(steps, self._resolver, triple, self._shape, dp_rank)
-        where = address_text(endpoint.host, endpoint.port)
-        channel: Channel | None = None
+        reach = await resolve(steps, self._resolver, triple, self._shape, self._rank, dp_rank)
+        wanted = Wanted(
+            triple, pull.pages, pull.tokens, pull.held_pages,
+            self._rank.grid.tp_rank % reach.shards, reach.shards, len(reach.sources),
+        )  # fmt: skip
+        pull.attempts = [
+            Attempt(self._side, self._random63(), wanted, source) for source in reach.sources
+        ]
+        where = ", ".join(attempt.where for attempt in pull.attempts[:4])
         last: Frame = AbortFrame(reason="the decode gave up")
         try:
-            connect_s = self._settings.connect_s
-            async with steps.stage(Stage.CONNECT, where, "an answer to our bind", connect_s):
-                landing = self._open_landing(attempt, where, steps.left_s())
-                channel = await Channel.dial(endpoint.host, endpoint.port)
-                prefill = await self._bind(channel, attempt, endpoint)
-            with self._metrics.seconds.labels("decode").time():
-                async with steps.stage(Stage.VERIFY, where, "the prefill's commit") as step:
-                    work = verified(
-                        channel, landing, attempt.expected(prefill), self._backend.regions,
-                        self._settings.checksums, step,
-                    )  # fmt: skip
-                    metadata = await unless(work, landing.broken)
+            metadata = await unless(self._met(pull, steps, where), pull.lost)
             last = VerdictFrame(ok=True)
             return metadata
         except TransferError as error:
@@ -138,72 +149,59 @@ class Puller:
             last = VerdictFrame(ok=False, kind=error.kind, reason=str(error)[:MOST_REASON])
             raise
         finally:
-            if channel is not None:
-                channel.finish(last)
+            for attempt in pull.attempts:
+                attempt.say(last, isinstance(last, VerdictFrame) and last.ok)
 
-    def _open_landing(self, attempt: _Attempt, where: str, left_s: float) -> Landing:
-        ticket = Ticket(
-            attempt.number, attempt.triple.room, self._generation, attempt.pages,
-            record_bytes(len(attempt.pages)), where,
-        )  # fmt: skip
-        attempt.landing = self._backend.landing(ticket, left_s)
-        return attempt.landing
+    async def _met(self, pull: _Pull, steps: Steps, where: str) -> Metadata:
+        """Bound at all prefill ranks, then verified from all of them."""
+        attempts, connect_s = pull.attempts, self._settings.connect_s
+        async with steps.stage(Stage.CONNECT, where, "an answer to our bind", connect_s) as step:
+            left_s = steps.left_s()
+            await all_of(*(each.bind(step.part(each.where), left_s) for each in attempts))
+        with self._metrics.seconds.labels("decode").time():
+            async with steps.stage(Stage.VERIFY, where, "the prefill's commit") as step:
+                said = await all_of(*(_landed(each, step.part(each.where)) for each in attempts))
+                return agreed(said)
 
-    async def _bind(self, channel: Channel, attempt: _Attempt, endpoint: Endpoint) -> Generation:
-        """Ask for the room; the prefill's generation."""
-        bind = BindFrame(
-            protocol=PROTOCOL,
-            room=attempt.triple.room,
-            attempt=attempt.number,
-            expected=endpoint.generation,
-            generation=self._generation,
-            layout=self._layout,
-            offer=self._backend.offer(),
-            pages=attempt.pages,
-            tokens=attempt.tokens,
-            aux_bytes=record_bytes(len(attempt.pages)),
-            held_pages=attempt.held_pages,
-            sums=self._settings.checksums,
-        )
-        channel.post(bind)
-        await channel.drain(Stage.CONNECT)
-        try:
-            answer = await channel.read(stage=Stage.CONNECT)
-        except BadFrame as error:
-            raise Refused(channel.peer, f"speaks something else: {error}") from error
-        if isinstance(answer, BoundFrame):
-            return Generation(answer.generation)
-        raise _refused(channel.peer, attempt, answer, endpoint)
+    def gone(self, address: str, generation: Generation | None, reason: str) -> None:
+        """The prefill behind this bootstrap address died or was replaced: its rooms end now."""
+        for pull in self._open:
+            if pull.triple.address == address:
+                pull.lose(PeerGone(f"prefill {address}", reason))
 
-    def _give_back(self, attempt: _Attempt, released: Released) -> None:
+    def _give_back(self, pull: _Pull, released: Released) -> None:
         """The pages: at once if nothing could ever land, else after the fence."""
-        if attempt.landing is None:
-            released(attempt.pages)
+        if all(attempt.landing is None for attempt in pull.attempts):
+            released(pull.pages)
             return
-        self.quarantine.hold(attempt.number, attempt.pages)
-        self._metrics.quarantined.set(len(self.quarantine))
-        self._spawn_fence(attempt, released)
+        self.quarantine.hold(pull.number, pull.pages)
+        self._metrics.quarantined.inc(len(pull.pages))
+        self._spawn_fence(pull, released)
 
-    def _spawn_fence(self, attempt: _Attempt, released: Released | None) -> None:
-        task = asyncio.create_task(self._fence(attempt, released))
+    def _spawn_fence(self, pull: _Pull, released: Released | None) -> None:
+        task = asyncio.create_task(self._fence(pull, released))
         self._fences.add(task)
         task.add_done_callback(self._fences.discard)
 
-    async def _fence(self, attempt: _Attempt, released: Released | None) -> None:
-        """Until no late byte can land; then the pages are free again."""
-        assert attempt.landing is not None
-        for wait in backoff(0.1, most_s=self._settings.fence_s):
-            try:
-                await self._backend.fence(attempt.landing)
-                break
-            except TransferError as error:
-                room = attempt.triple.room
-                log.warning("not fenced room=%d why=%r action=try again", room, str(error))
-                await self._clock.sleep(wait)
-        pages = self.quarantine.release(attempt.number)
-        self._metrics.quarantined.set(len(self.quarantine))
+    async def _fence(self, pull: _Pull, released: Released | None) -> None:
+        """Until no late byte can land from any prefill rank; then the pages are free again."""
+        await asyncio.gather(*(self._fenced(attempt, pull) for attempt in pull.attempts))
+        pages = self.quarantine.release(pull.number)
+        self._metrics.quarantined.dec(len(pages))
         if released is not None:
             released(pages)
+
+    async def _fenced(self, attempt: Attempt, pull: _Pull) -> None:
+        for wait in backoff(0.1, most_s=self._settings.fence_s):
+            try:
+                await attempt.fence()
+                return
+            except TransferError as error:
+                room, peer = pull.triple.room, attempt.where
+                log.warning(
+                    "not fenced room=%d peer=%s why=%r action=again", room, peer, str(error)
+                )
+                await self._clock.sleep(wait)
 
     async def close(self) -> None:
         """End every pull; waits for fences, bounded. Does not stop the backend."""
@@ -218,7 +216,7 @@ class Puller:
         return {"pulls": len(self._pulls), "fences": len(self._fences), "quarantined": held}
 
 
-class _Attempt:
+class _Pull:
     """What one pull is about."""
 
     def __init__(
@@ -226,24 +224,17 @@ class _Attempt:
     ) -> None:
         self.number, self.triple, self.pages = number, triple, pages
         self.tokens, self.held_pages = tokens, held
-        self.landing: Landing | None = None
+        self.attempts: list[Attempt] = []
+        self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
-    def expected(self, prefill: Generation) -> Expected:
-        """What the record must say."""
-        return Expected(self.triple.room, prefill, self.number, len(self.pages), self.tokens)
+    def lose(self, error: TransferError) -> None:
+        """It cannot succeed any more; the first reason counts."""
+        if not self.lost.done():
+            self.lost.set_exception(error)
+            self.lost.exception()  # whoever waits will see it; nobody must
 
 
-def _refused(peer: str, attempt: _Attempt, answer: Frame, endpoint: Endpoint) -> TransferError:
-    """The error that an answer other than bound means."""
-    room = attempt.triple.room
-    if not isinstance(answer, RefusedFrame):
-        reason = getattr(answer, "reason", "") or f"sent {type(answer).__name__}"
-        return PrefillFailed(peer, room, reason, Stage.CONNECT)
-    if answer.kind == LayoutMismatch.kind:
-        return LayoutMismatch(peer, answer.fields)
-    if answer.kind == GenerationMismatch.kind:
-        expected = str(endpoint.generation)
-        return GenerationMismatch(expected, answer.reason, peer, Stage.CONNECT)
-    if answer.kind == PrefillFailed.kind:
-        return PrefillFailed(peer, room, answer.reason, Stage.CONNECT)
-    return Refused(peer, answer.reason)
+async def _landed(attempt: Attempt, step: Step) -> Metadata:
+    """Verified, unless its data path breaks first."""
+    assert attempt.landing is not None, "bound before"
+    return await unless(attempt.verified(step), attempt.landing.broken)

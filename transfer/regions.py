@@ -1,43 +1,45 @@
 """Regions: where do the pages of this process lie?
 
-Pure. A region is one contiguous piece of memory cut into equal items; a *page* is the item of
-that number in every region (one region per layer). Backends move items, they never look inside.
-Open it to change what memory can be moved, or how a page is summed.
+Pure. A region is one named, contiguous piece of memory cut into equal items; a *page* is the item
+of that number in every region. Two ranks that hold different heads or layers move the regions
+that both have: `select` makes the view of a page they share. Backends move items, they never look
+inside. Open it to change what memory can be moved, or how a page is summed.
 
-    region 0 (layer 0)  | item 0 | item 1 | item 2 | ...      page 1 = item 1 of every region
-    region 1 (layer 1)  | item 0 | item 1 | item 2 | ...      sum of a page: xxh3-64, in order
+    region l0.k0  | item 0 | item 1 | item 2 | ...      page 1 = item 1 of every region
+    region l0.k1  | item 0 | item 1 | item 2 | ...      sum of a page: xxh3-64, in order
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from .errors import NotRegistered
+from .errors import NoRegion, NotRegistered
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Region:
-    """Memory of one layer; `owner` keeps it alive as long as the region is registered."""
+    """One piece of memory; `owner` keeps it alive as long as the region is registered."""
 
     memory: memoryview  # of bytes, writable
     item_bytes: int
     owner: object = None
+    name: str = ""  # the same on every rank that holds this part of a page; "" = its number
 
     @staticmethod
-    def of(array: npt.NDArray[Any]) -> Region:
+    def of(array: npt.NDArray[Any], name: str = "") -> Region:
         """The items are array[0], array[1], ...; refuses what cannot be moved as raw bytes."""
         if not isinstance(array, np.ndarray) or array.ndim < 1 or array.nbytes == 0:
             raise ValueError(f"region {type(array).__name__}: must be a numpy array with items")
         if not array.flags.c_contiguous or not array.flags.writeable:
             raise ValueError("region: must be C-contiguous and writable")
         view = array.reshape(-1).view(np.uint8).data
-        return Region(view, array.nbytes // array.shape[0], array)
+        return Region(view, array.nbytes // array.shape[0], array, name)
 
     @property
     def items(self) -> int:
@@ -50,19 +52,35 @@ class Region:
 
 
 class Regions:
-    """All layers of one process; every region has the same number of items."""
+    """Memory of one rank, or a part of it; every region has the same number of items."""
 
     def __init__(self, regions: Sequence[Region]) -> None:
         counts = {region.items for region in regions}
         if len(counts) != 1:
             raise ValueError(f"regions: must be one or more of equal length, got items {counts}")
         self._regions = tuple(regions)
+        self.names = tuple(region.name or f"r{at}" for at, region in enumerate(regions))
+        if len(set(self.names)) != len(self.names):
+            raise ValueError(f"regions: names must differ, got {self.names}")
         self.pages = counts.pop()
         self.items = tuple(region.item_bytes for region in regions)  # bytes, region by region
         self.page_bytes = sum(self.items)
 
     def __iter__(self) -> Iterator[Region]:
         return iter(self._regions)
+
+    def select(self, names: Sequence[str]) -> Regions:
+        """The part of each page that lies in these regions, in this order; () = all of it.
+
+        Raises NoRegion for a name that is not ours.
+        """
+        if not names or tuple(names) == self.names:
+            return self
+        known = dict(zip(self.names, self._regions, strict=True))
+        missing = [name for name in names if name not in known]
+        if missing:
+            raise NoRegion(missing[0], self.names)
+        return Regions([replace(known[name], name=name) for name in names])
 
     def check(self, pages: Iterable[int]) -> None:
         """Raises NotRegistered for the first page that is not ours."""

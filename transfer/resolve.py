@@ -1,4 +1,4 @@
-"""Resolve: from a bootstrap triple to the prefill rank that has our pages.
+"""Resolve: from a bootstrap triple to the prefill ranks that have our pages, each its part.
 
 Edge, decode side. Used by pull.py; asks bootstrap's resolver and records resolve-topology and
 resolve-rank. Open it to change which rank is asked, or what is said when there is none.
@@ -9,14 +9,18 @@ resolve-rank. Open it to change which rank is asked, or what is said when there 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from kvplane.bootstrap import BootstrapError, Targets, Topology, Unreachable, compatible, targets
 from kvplane.vocabulary import BootstrapTriple, Generation, Room, Shape, Stage
 
 from .errors import LayoutMismatch, TransferError, Unresolved
-from .waiting import Steps
+from .metadata import Layout
+from .shards import Grid, owned, shared
+from .waiting import Steps, all_of
 
 
 class Endpoint(Protocol):
@@ -56,10 +60,54 @@ class Resolver(Protocol):
     def forget(self, address: str) -> None: ...
 
 
+@dataclass(frozen=True, slots=True)
+class Rank:
+    """Which rank of the decode we are, and how its pages are cut."""
+
+    layout: Layout
+    grid: Grid
+
+    def part_of(self, prefill: Grid) -> tuple[str, ...]:
+        """The regions that a prefill rank has of ours; () where both are cut alike: all."""
+        if (prefill.tp, prefill.pp) == (self.grid.tp, self.grid.pp):
+            return ()
+        return shared(owned(self.layout, self.grid), owned(self.layout, prefill))
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """One prefill rank that sends to us, and what of each page; () = all of it."""
+
+    endpoint: Endpoint
+    regions: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """All of them."""
+
+    sources: tuple[Source, ...]
+    shards: int  # decode ranks that each of them serves
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """The same before anybody knows where they listen: (cp, tp, pp), and the part."""
+
+    ranks: tuple[tuple[int, int, int], ...]
+    parts: tuple[tuple[str, ...], ...]
+    shards: int
+
+
 async def resolve(
-    steps: Steps, resolver: Resolver, triple: BootstrapTriple, shape: Shape, dp_rank: int | None
-) -> list[Endpoint]:
-    """The endpoints of all ranks that send, one today; two stages, each recorded."""
+    steps: Steps,
+    resolver: Resolver,
+    triple: BootstrapTriple,
+    shape: Shape,
+    rank: Rank,
+    dp_rank: int | None,
+) -> Reach:
+    """The endpoints of all ranks that send; two stages, each recorded."""
     address = triple.address
     async with steps.stage(Stage.RESOLVE_TOPOLOGY, address, "its topology"):
         try:
@@ -67,15 +115,23 @@ async def resolve(
         except Exception as error:
             raise _unresolved(address, error, Stage.RESOLVE_TOPOLOGY) from error
         topology = known.topology
-        reach = _reach(address, topology, shape)
+        plan = _plan(address, topology, shape, rank)
     async with steps.stage(Stage.RESOLVE_RANK, address, "its rank") as step:
         try:
             dp = await _dp_rank(resolver, topology, triple, dp_rank)
             step.waiting_for = f"dp rank {dp}"
             life = known.generation  # a restart between the two questions is said by name
-            return [await resolver.endpoint(address, dp, *rank, expected=life) for rank in reach]
+            found = await all_of(
+                *(_found(resolver.endpoint(address, dp, *at, expected=life)) for at in plan.ranks)
+            )
         except Exception as error:
             raise _unresolved(address, error, Stage.RESOLVE_RANK) from error
+    sources = tuple(Source(*both) for both in zip(found, plan.parts, strict=True))
+    return Reach(sources, plan.shards)
+
+
+async def _found(asked: Awaitable[Endpoint]) -> Endpoint:
+    return await asked
 
 
 async def _dp_rank(
@@ -98,28 +154,43 @@ async def _dp_rank(
     return known[triple.room]
 
 
-def _reach(address: str, prefill: Topology, decode: Shape) -> list[tuple[int, int, int]]:
-    """(cp, tp, pp) of every prefill rank that sends. Raises LayoutMismatch with every field."""
+def _plan(address: str, prefill: Topology, decode: Shape, rank: Rank) -> _Plan:
+    """Which prefill ranks send what. Raises LayoutMismatch with every field that is in the way."""
     fields = compatible(prefill.shape, decode)
     found: Targets | None = None
     if not fields:
         try:
-            found = targets(prefill, decode, engine_rank=0)
+            found = targets(prefill, decode, rank.grid.tp_rank, rank.grid.pp_rank)
         except Unreachable as error:
             fields = (str(error),)
-    if found is not None:
-        ranks = [
-            (cp, tp, pp) for cp in found.cp_ranks for tp in found.tp_ranks for pp in found.pp_ranks
-        ]
-        if len(ranks) == 1 and found.dst_info_num == 1:
-            return ranks
-        fields = tuple(
-            f"{name}: prefill {getattr(prefill.shape, name)}, decode {getattr(decode, name)}, "
-            "a room has one shard here"
-            for name in ("tp", "cp", "pp")
-            if max(getattr(prefill.shape, name), getattr(decode, name)) > 1
-        )
-    raise LayoutMismatch(f"prefill {address}", fields, Stage.RESOLVE_TOPOLOGY)
+    if found is None:
+        raise LayoutMismatch(f"prefill {address}", fields, Stage.RESOLVE_TOPOLOGY)
+    tp, pp = prefill.attn_tp_size, prefill.pp_size
+    ranks = tuple(
+        (cp, at, stage)
+        for cp in found.cp_ranks
+        for at in found.tp_ranks
+        for stage in found.pp_ranks
+    )
+    try:
+        parts = tuple(rank.part_of(Grid(tp, pp, at, stage)) for _, at, stage in ranks)
+        wrong = _uncovered(rank, parts)
+    except ValueError as error:
+        parts, wrong = (), str(error)
+    if wrong is not None:
+        raise LayoutMismatch(f"prefill {address}", (wrong,), Stage.RESOLVE_TOPOLOGY)
+    return _Plan(ranks, parts, found.dst_info_num)
+
+
+def _uncovered(rank: Rank, parts: Sequence[tuple[str, ...]]) -> str | None:
+    """Every part of our pages must come from exactly one prefill rank; what is against it."""
+    if parts == ((),):
+        return None
+    times = Counter(name for part in parts for name in part)
+    for name in owned(rank.layout, rank.grid):
+        if times[name] != 1:
+            return f"region {name}: comes from {times[name]} prefill ranks, must be one"
+    return None
 
 
 def _unresolved(address: str, error: Exception, stage: Stage) -> TransferError:

@@ -10,7 +10,11 @@ class TransferSettings:
     """One for Offers, Puller and backend; nothing here changes the wire form."""
 
     checksums: bool = True  # xxh3-64 per page; 5.9 GB/s a core, so on. Both sides must agree
-    bootstrapping_s: float = 60.0  # wait for the other side of a room; a prefill queue is seconds
+    bootstrapping_s: float = 60.0  # wait for the other side of a room; a prefill queue is seconds.
+    # For a prefill it is the lease of its pages: a decode that queues longer renews it
+    hold_every_s: float = 5.0  # a decode that queues renews so often; well below any lease
+    most_hold_s: float = 600.0  # however often it is renewed
+    tolerated: tuple[str, ...] = ()  # fields of Layout that may differ: only who knows why says so
     connect_s: float = 3.0  # TCP connect and bind answer; a retry in a fresh room is cheap
     stall_s: float = 5.0  # nothing moved on a data socket: the peer is stopped, not slow
     verdict_s: float = 10.0  # decode hashes its pages before it answers

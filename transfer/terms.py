@@ -33,7 +33,8 @@ class Terms:
             fault = f"aux_bytes {bind.aux_bytes}: must be {record_bytes(len(bind.pages))} or more"
         if fault is not None:
             return RefusedFrame(kind="refused", reason=fault)
-        fields = self.layout.differences(bind.layout) + self.offer.differences(bind.offer)
+        fields = self.layout.differences(bind.layout, self.settings.tolerated)
+        fields += self.offer.differences(bind.offer, bind.regions)
         if bind.sums != self.settings.checksums:
             fields += (f"checksums {self.settings.checksums} here, {bind.sums} there",)
         if fields:

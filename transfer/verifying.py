@@ -42,8 +42,8 @@ async def verified(
     except BadRecord as error:
         raise BadMetadata(str(error)) from error
     _demand(verify(expected, got, None), channel.peer)
-    if landing.landed != expected.pages:
-        raise ShortData("pages", expected.pages, landing.landed)
+    if landing.landed not in (None, expected.pages):
+        raise ShortData("pages", expected.pages, landing.landed or 0)
     if checksums:
         sums = await page_sums(regions, landing.ticket.pages)
         _demand(verify(expected, got, sums), channel.peer)
@@ -56,7 +56,7 @@ async def _commit(channel: Channel, expected: Expected) -> None:
     except BadFrame as error:
         raise Refused(channel.peer, f"speaks something else: {error}", Stage.VERIFY) from error
     if isinstance(frame, FailedFrame):
-        raise PrefillFailed(channel.peer, expected.room, frame.reason)
+        raise PrefillFailed(channel.peer, expected.room, frame.reason, clean=frame.clean)
     if not isinstance(frame, CommitFrame):
         said = f"{type(frame).__name__} instead of commit"
         raise Refused(channel.peer, said, Stage.VERIFY)

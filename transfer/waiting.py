@@ -7,9 +7,10 @@ has a deadline, a StageRecord and a sentence. Open it to change what a deadline 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from kvplane.runtime import Clock
@@ -36,6 +37,20 @@ async def unless(work: Coroutine[Any, Any, T], *brakes: asyncio.Future[None]) ->
         await _ended(task)
 
 
+async def all_of(*work: Coroutine[Any, Any, T]) -> list[T]:
+    """All results in order; the first failure cancels the others and is raised once they ended."""
+    tasks = [asyncio.ensure_future(each) for each in work]
+    try:
+        done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+        failed = [task for task in tasks if task in done and (task.cancelled() or task.exception())]
+        return [task.result() for task in failed or tasks]
+    finally:
+        for task in tasks:
+            task.cancel()
+        for task in tasks:
+            await _ended(task)
+
+
 async def _ended(task: asyncio.Future[Any]) -> None:
     """Cancel it and stay until it is gone, also when we are cancelled meanwhile."""
     again: asyncio.CancelledError | None = None
@@ -45,6 +60,8 @@ async def _ended(task: asyncio.Future[Any]) -> None:
             await asyncio.wait({task})
         except asyncio.CancelledError as error:
             again = error
+    if not task.cancelled():
+        task.exception()  # seen: another one counts
     if again is not None:
         raise again
 
@@ -62,6 +79,18 @@ class Step:
 
     peer: str
     waiting_for: str
+    parts: list[Step] = field(default_factory=list)  # of a stage with several peers
+    over: bool = False
+
+    def part(self, peer: str) -> Step:
+        """The same stage with one of several peers."""
+        self.parts.append(Step(peer, self.waiting_for))
+        return self.parts[-1]
+
+    @property
+    def late(self) -> Step:
+        """Who is waited for: the first part that is not over, or the whole."""
+        return next((part for part in self.parts if not part.over), self)
 
 
 class Steps:
@@ -85,23 +114,33 @@ class Steps:
 
     @asynccontextmanager
     async def stage(
-        self, stage: Stage, peer: str, waiting_for: str, most_s: float | None = None
+        self,
+        stage: Stage,
+        peer: str,
+        waiting_for: str,
+        most_s: float | None = None,
+        counts: bool = True,
     ) -> AsyncIterator[Step]:
-        """Run a stage; records its outcome. Raises DeadlineExceeded with what was waited for."""
-        started = self._clock.now()
+        """Run a stage; records its outcome. Raises DeadlineExceeded with what was waited for.
+
+        Without `counts` the room's own deadline stands still meanwhile, and `most_s` is the limit.
+        """
+        started, began = self._clock.now(), asyncio.get_running_loop().time()
         step = Step(peer, waiting_for)
-        left = self.left_s()
+        left = self.left_s() if counts else math.inf
         allowed = left if most_s is None else min(left, most_s)
         try:
             try:
                 async with asyncio.timeout(allowed):
                     yield step
             except TimeoutError as error:
-                after = self._total_s if allowed == left else allowed
-                raise DeadlineExceeded(step.peer, step.waiting_for, after, stage) from error
+                after, late = self._total_s if allowed == left else allowed, step.late
+                raise DeadlineExceeded(late.peer, late.waiting_for, after, stage) from error
         except BaseException as error:
             self._tell(stage, started, "failed", _sentence(error, step))
             raise
+        if not counts:
+            self._until += asyncio.get_running_loop().time() - began
         self._tell(stage, started, "ok", step.peer)
 
     def _tell(self, stage: Stage, started: float, outcome: str, detail: str) -> None:
@@ -111,6 +150,7 @@ class Steps:
 
 
 def _sentence(error: BaseException, step: Step) -> str:
+    step = step.late
     if isinstance(error, asyncio.CancelledError):
         return f"cancelled while waiting for {step.waiting_for} of {step.peer}"
     text = str(error) if isinstance(error, TransferError) else f"{type(error).__name__}: {error}"

@@ -12,7 +12,7 @@ import pytest
 from kit.wait import until
 
 from kvplane.transfer import BACKENDS, Backend, Region, TransferMetrics, TransferSettings
-from kvplane.transfer.backends import Ticket
+from kvplane.transfer.backends import Ticket, why_unavailable
 from kvplane.transfer.errors import (
     GenerationMismatch,
     NotRegistered,
@@ -65,7 +65,16 @@ class Pair:
         return self.prefill.backend.regions.out(sources, pages)
 
 
-@pytest.fixture(params=sorted(BACKENDS))
+def members() -> list[object]:
+    """Every backend; those that cannot run here are skipped and say why."""
+    why = {name: why_unavailable(make) for name, make in BACKENDS.items()}
+    return [
+        pytest.param(name, marks=pytest.mark.skipif(why[name] is not None, reason=f"{why[name]}"))
+        for name in sorted(why)
+    ]
+
+
+@pytest.fixture(params=members())
 async def pair(request: pytest.FixtureRequest) -> AsyncIterator[Pair]:
     made = Pair(await side(request.param, 1), await side(request.param, 2))
     yield made
@@ -215,9 +224,14 @@ async def test_nothing_moves_when_there_is_nothing_to_move(pair: Pair) -> None:
 
 async def test_offers_of_different_memory_differ_by_name(pair: Pair) -> None:
     here = pair.decode.backend.offer()
-    there = replace(here, items=(1, 2), version=9)
+    there = replace(here, items=(1, *here.items[1:]), version=9)
     assert here.differences(here) == ()
-    assert [text.split()[0] for text in here.differences(there)] == ["version", "items"]
+    assert [text.split(" ")[:2] for text in here.differences(there)] == [
+        ["version", str(here.version)],
+        ["region", here.names[0]],
+    ]
+    assert here.differences(there, ["r1"]) == (f"version {here.version} here, 9 there",)
+    assert "missing here" in here.differences(replace(here, names=("x", "r1", "r2")))[0]
 
 
 async def test_many_rooms_at_once_do_not_mix(pair: Pair) -> None:

@@ -52,6 +52,7 @@ class FakeResolver:
     """Answers from fields; `error` is raised instead."""
 
     endpoints: dict[int, FakeEndpoint]  # by dp rank
+    ranks: dict[tuple[int, int], FakeEndpoint] = field(default_factory=dict)  # by tp, pp rank
     shape: Shape = field(default_factory=Shape)
     follow: bool = True
     rooms: dict[int, int] = field(default_factory=dict)
@@ -73,6 +74,8 @@ class FakeResolver:
     ) -> FakeEndpoint:
         self.asked.append(dp)
         self.expected.append(expected)
+        if (tp, pp) in self.ranks:
+            return self.ranks[tp, pp]
         if dp not in self.endpoints:
             raise LookupError(f"dp rank {dp} is not registered")
         return self.endpoints[dp]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -21,6 +22,7 @@ from kvplane.transfer.frames import (
     BoundFrame,
     CommitFrame,
     FailedFrame,
+    OtherProtocol,
     RefusedFrame,
     VerdictFrame,
     bind_faults,
@@ -33,7 +35,7 @@ from kvplane.transfer.terms import Terms, unreachable
 from kvplane.vocabulary import Generation, Room
 
 LAYOUT = Layout("m", 16, "float16", 2, 2, 16, 2048)
-OFFER = Offer("tcp", 1, "127.0.0.1", 4000, (2048, 2048))
+OFFER = Offer("tcp", 1, "127.0.0.1", 4000, (2048, 2048), ("l0", "l1"))
 
 
 def bind(**changes: object) -> BindFrame:
@@ -66,6 +68,12 @@ def test_arbitrary_bytes_are_no_frame(data: bytes) -> None:
         decode_frame(data)
 
 
+def test_another_version_is_told_before_anything_else_is_read() -> None:
+    body = msgspec.msgpack.encode({"t": "bind", "protocol": 9, "room": "not even a number"})
+    with pytest.raises(OtherProtocol, match="protocol version 9, this is 2"):
+        decode_frame(body)
+
+
 def test_deeply_nested_bytes_are_no_frame() -> None:
     with pytest.raises(BadFrame):
         decode_frame(b"\x81\xa1x" + b"\x91" * 60_000 + b"\x00")
@@ -85,7 +93,6 @@ def test_the_largest_bind_fits_its_bound() -> None:
 @pytest.mark.parametrize(
     ("changes", "word"),
     [
-        ({"protocol": 9}, "protocol"),
         ({"room": 0}, "room 0"),
         ({"room": 2**63}, "room"),
         ({"attempt": 0}, "attempt 0"),
@@ -95,7 +102,10 @@ def test_the_largest_bind_fits_its_bound() -> None:
         ({"pages": tuple(range(11))}, "at most 10"),
         ({"tokens": -1}, "tokens -1"),
         ({"held_pages": -1}, "held_pages -1"),
-        ({"shards": 2}, "shard 0 of 2"),
+        ({"shard": 2, "shards": 2}, "shard 2 of 2"),
+        ({"shards": 5000}, "at most 1024"),
+        ({"regions": ("l0", "l0")}, "different names"),
+        ({"sources": 0}, "sources 0"),
     ],
 )
 def test_a_bind_that_cannot_be_meant_names_the_field(changes: dict[str, object], word: str) -> None:
@@ -113,7 +123,8 @@ TERMS = Terms(OFFER, LAYOUT, Generation("p1"), TransferSettings())
         ({"aux_bytes": 10}, "refused", "aux_bytes 10"),
         ({"layout": replace(LAYOUT, dtype="int8")}, "layout", "dtype float16 here, int8 there"),
         ({"offer": replace(OFFER, backend="nixl")}, "layout", "backend tcp here, nixl there"),
-        ({"offer": replace(OFFER, items=(1,))}, "layout", "items"),
+        ({"offer": replace(OFFER, items=(1, 2048))}, "layout", "region l0 of 2048 bytes"),
+        ({"regions": ("l9",)}, "layout", "region l9 missing here"),
         ({"offer": replace(OFFER, host="0.0.0.0")}, "refused", "wildcard"),
         ({"sums": False}, "layout", "checksums True here, False there"),
         ({"expected": "p0"}, "generation", "p0 was asked for"),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from kvplane.transfer import PageOut, Region, drop_last, flip_byte, swap_pages
 from kvplane.transfer.errors import PrefillFailed, Refused
-from kvplane.transfer.meeting import Ended
+from kvplane.transfer.gathering import Ended
 from kvplane.transfer.quarantine import Quarantine
 from kvplane.transfer.regions import Regions, page_sum, runs
 from kvplane.transfer.session import FINAL, NEXT, Happened, State, step

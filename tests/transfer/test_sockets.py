@@ -8,6 +8,7 @@ import socket
 import struct
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -231,8 +232,8 @@ class RawDecode:
         offer = self._rig.backends[1].offer()
         frame = BindFrame(
             protocol=PROTOCOL, room=room, attempt=5, generation="raw",
-            layout=self._rig.puller._layout, tokens=64, pages=(1, 2, 3),
-            offer=type(offer)(offer.backend, 1, "127.0.0.1", port, offer.items),
+            layout=self._rig.puller._side.layout, tokens=64, pages=(1, 2, 3),
+            offer=replace(offer, host="127.0.0.1", port=port),
             aux_bytes=record_bytes(3),
         )  # fmt: skip
         self.control = await asyncio.open_connection(

@@ -5,7 +5,7 @@ offer.py writes through a Peer, pull.py waits on a Landing; neither knows how by
 Open it to change what every backend promises.
 
     decode                                        prefill
-    offer()  landing(ticket) --offer, ticket-->   connect(offer, ticket) -> Peer
+    landing(ticket) ---- offer, ticket, grant -->  connect(offer, ticket) -> Peer
     pages land, only those of the ticket  <-----  write(pages): returns = applied at the peer
     aux slot filled                       <-----  write_record(bytes): only after the pages
     take() once; fence() after a failure          close()
@@ -13,7 +13,8 @@ Open it to change what every backend promises.
 1. `write` returning means *applied at the peer*. Nothing inside one write has an order, so the
    record is always its own write.
 2. No silent retry: a retry is a new attempt in a new room.
-3. After `fence` returned no late byte can reach the landing's pages. Time alone is no proof.
+3. After `fence` returned no late byte can reach the landing's pages. Time alone is no proof. A
+   one-sided backend needs to know whether the sender is *clean*: nothing of it is under way.
 4. Failures are PeerGone, Stalled, Refused, NotRegistered; cancel stops the write and returns only
    when the source pages are no longer read.
 """
@@ -41,21 +42,32 @@ class Offer:
     host: str  # as peers see it; never a wildcard
     port: int
     items: tuple[int, ...]  # bytes of one page, region by region
+    names: tuple[str, ...]  # of the regions, in the same order
     blob: bytes = b""  # what else a backend needs
 
-    def differences(self, other: Offer) -> tuple[str, ...]:
-        """What keeps these two from moving pages; `self` is 'here'."""
-        names = ("backend", "version", "items")
-        return tuple(
+    def differences(self, other: Offer, regions: Sequence[str] = ()) -> tuple[str, ...]:
+        """What keeps these two from moving `regions` (() = all there); `self` is 'here'."""
+        wrong = [
             f"{name} {getattr(self, name)} here, {getattr(other, name)} there"
-            for name in names
+            for name in ("backend", "version")
             if getattr(self, name) != getattr(other, name)
-        )
+        ]
+        here = dict(zip(self.names, self.items, strict=False))
+        there = dict(zip(other.names, other.items, strict=False))
+        for name in regions or other.names:
+            if here.get(name) != there.get(name) or name not in here:
+                sizes = (_size(side.get(name)) for side in (here, there))
+                wrong.append("region {} {} here, {} there".format(name, *sizes))
+        return tuple(wrong)
+
+
+def _size(item: int | None) -> str:
+    return "missing" if item is None else f"of {item} bytes a page"
 
 
 @dataclass(frozen=True, slots=True)
 class Ticket:
-    """What exactly may land: the decode makes one per room and attempt."""
+    """What exactly may land: the decode makes one per room, attempt and prefill rank."""
 
     session: int  # random 63 bit, 1 or more: names the attempt; only who knows it may write
     room: Room
@@ -63,6 +75,8 @@ class Ticket:
     pages: tuple[int, ...]  # page numbers of the decode, in prompt order
     aux_bytes: int  # size of the slot for the metadata record
     peer: str = "prefill"  # host:port of the prefill, for sentences
+    regions: tuple[str, ...] = ()  # which part of each page; () = all of it
+    grant: bytes = b""  # what the sender must know of this landing alone; the landing's to say
 
 
 class Landing(Protocol):
@@ -71,8 +85,12 @@ class Landing(Protocol):
     ticket: Ticket
 
     @property
-    def landed(self) -> int:
-        """How many pages are complete."""
+    def offer(self) -> Offer:
+        """How the sender reaches this landing."""
+
+    @property
+    def landed(self) -> int | None:
+        """How many pages are complete; None where only the sender knows."""
 
     @property
     def broken(self) -> asyncio.Future[None]:
@@ -93,11 +111,16 @@ class Peer(Protocol):
     def address(self) -> str:
         """host:port, for sentences."""
 
+    @property
+    def clean(self) -> bool:
+        """No write is unconfirmed: whatever was begun is applied or can never be."""
+
 
 class Backend(Protocol):
-    """One per process. Regions are registered before anything is offered."""
+    """One per rank. Regions are registered before anything is offered."""
 
     name: str
+    one_sided: bool  # the sender writes without asking; see promise 3
 
     async def start(self, advertise: str, regions: Sequence[Region], host: str = "") -> None:
         """Register memory and listen on `host` ("" = advertise); peers are told `advertise`."""
@@ -110,10 +133,13 @@ class Backend(Protocol):
         """For the peer's connect."""
 
     def landing(self, ticket: Ticket, deadline_s: float) -> Landing:
-        """Allow exactly this to land, for so long. Raises NotRegistered."""
+        """Allow exactly this to land, for so long. Raises NotRegistered, NoRegion."""
 
-    async def fence(self, landing: Landing) -> None:
-        """Forbid it again; after this no late byte lands. Idempotent; raises Stalled."""
+    async def fence(self, landing: Landing, clean: bool = False) -> None:
+        """Forbid it again; after this no late byte lands. Idempotent; raises Stalled.
+
+        `clean`: the sender confirmed that nothing of it is under way, or will be.
+        """
 
     async def connect(
         self, offer: Offer, ticket: Ticket, generation: Generation, deadline_s: float

@@ -30,14 +30,14 @@ class FakePeer:
     """A way to one landing of another instance."""
 
     def __init__(self, offer: Offer, ticket: Ticket, generation: Generation) -> None:
-        self.address = f"{offer.host}:{offer.port}"
+        self.address, self.clean = f"{offer.host}:{offer.port}", True
         self.port, self.ticket, self.generation = offer.port, ticket, generation
 
 
 class FakeBackend:
     """See base.Backend."""
 
-    name = "fake"
+    name, one_sided = "fake", False
     _living: ClassVar[WeakValueDictionary[int, FakeBackend]] = WeakValueDictionary()
 
     def __init__(self, settings: TransferSettings, metrics: TransferMetrics) -> None:
@@ -49,7 +49,7 @@ class FakeBackend:
     async def start(self, advertise: str, regions: Sequence[Region], host: str = "") -> None:
         """Register memory and become reachable in this process."""
         self._regions = Regions(regions)
-        self._offer = Offer("fake", 1, advertise, next(_ports), self._regions.items)
+        self._offer = _offer(advertise, self._regions)
         FakeBackend._living[self._offer.port] = self
 
     @property
@@ -63,11 +63,11 @@ class FakeBackend:
 
     def landing(self, ticket: Ticket, deadline_s: float) -> OpenLanding:
         """Allow exactly this to land."""
-        landing = OpenLanding(ticket, self._regions, deadline_s)
+        landing = OpenLanding(ticket, self._regions, self._offer, deadline_s)
         self._landings[ticket.session] = landing
         return landing
 
-    async def fence(self, landing: Landing) -> None:
+    async def fence(self, landing: Landing, clean: bool = False) -> None:
         """Forget it; a copy never spans an await, so none is on its way."""
         assert isinstance(landing, OpenLanding)
         landing.fenced = True
@@ -85,30 +85,31 @@ class FakeBackend:
     async def write(self, peer: Peer, pages: Sequence[PageOut], deadline_s: float) -> None:
         """Copy, after the checks a tcp receiver makes."""
         assert isinstance(peer, FakePeer)
-        other, landing = await self._target(peer, deadline_s)
+        landing = await self._target(peer, deadline_s)
         numbers = tuple(page.page for page in pages)
-        fault = pages_fault(numbers, self._regions.items, landing.wanted, other.regions.items)
+        mine = self._regions.select(peer.ticket.regions)
+        fault = pages_fault(numbers, mine.items, landing.wanted, landing.regions.items)
         if fault is not None:
             landing.break_off(Refused(peer.ticket.peer, fault, Stage.VERIFY))
             raise Refused(peer.address, fault, Stage.VERIFY)
         landing.moving.set()
         for page in pages:
-            for target, part in zip(other.regions.parts(page.page), page.parts, strict=True):
+            for target, part in zip(landing.regions.parts(page.page), page.parts, strict=True):
                 target[:] = part
         landing.landed_pages(numbers)
         self._metrics.writes.labels("ok").inc()
-        self._metrics.bytes.labels("sent").inc(len(pages) * self._regions.page_bytes)
+        self._metrics.bytes.labels("sent").inc(len(pages) * mine.page_bytes)
 
     async def write_record(self, peer: Peer, record: bytes, deadline_s: float) -> None:
         """Fill the aux slot."""
         assert isinstance(peer, FakePeer)
-        _, landing = await self._target(peer, deadline_s)
+        landing = await self._target(peer, deadline_s)
         if not 1 <= len(record) <= peer.ticket.aux_bytes:
             raise Refused(peer.address, f"record of {len(record)} bytes", Stage.VERIFY)
         landing.slot[: len(record)] = record
         landing.recorded = True
 
-    async def _target(self, peer: FakePeer, deadline_s: float) -> tuple[FakeBackend, OpenLanding]:
+    async def _target(self, peer: FakePeer, deadline_s: float) -> OpenLanding:
         if peer not in self._peers:
             raise Refused(peer.address, "this peer is closed", Stage.VERIFY)
         other = self._other(peer, Stage.VERIFY)
@@ -125,7 +126,7 @@ class FakeBackend:
             )
             landing.break_off(wrong)
             raise Refused(peer.address, str(wrong), Stage.VERIFY)
-        return other, landing
+        return landing
 
     def _other(self, peer: FakePeer, stage: Stage) -> FakeBackend:
         other = FakeBackend._living.get(peer.port)
@@ -148,3 +149,7 @@ class FakeBackend:
     def counts(self) -> dict[str, int]:
         """What is held now; all 0 when idle."""
         return {"landings": len(self._landings), "peers": len(self._peers)}
+
+
+def _offer(advertise: str, regions: Regions) -> Offer:
+    return Offer("fake", 1, advertise, next(_ports), regions.items, regions.names)

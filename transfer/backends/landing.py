@@ -15,15 +15,16 @@ from contextlib import suppress
 from ..errors import TransferError
 from ..metadata import POISON
 from ..regions import Regions
-from .base import Ticket
+from .base import Offer, Ticket
 
 
 class OpenLanding:
     """Pages still wanted, the aux slot, and how it went. Made on the event loop."""
 
-    def __init__(self, ticket: Ticket, regions: Regions, deadline_s: float) -> None:
+    def __init__(self, ticket: Ticket, regions: Regions, offer: Offer, deadline_s: float) -> None:
         regions.check(ticket.pages)
-        self.ticket = ticket
+        self.ticket, self.offer = ticket, offer
+        self.regions = regions.select(ticket.regions)  # the part of each page that may land
         self.deadline = time.monotonic() + deadline_s
         self.lock = threading.Lock()
         self.fenced = False  # under lock; once true nothing more is admitted

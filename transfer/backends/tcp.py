@@ -36,12 +36,13 @@ class TcpPeer:
         host = f"[{offer.host}]" if ":" in offer.host else offer.host
         self.address = f"{host}:{offer.port}"
         self.sock, self.ticket, self.generation = sock, ticket, generation
+        self.clean = True  # cutting the connection ends it: nothing can land later
 
 
 class TcpBackend:
     """See base.Backend."""
 
-    name = "tcp"
+    name, one_sided = "tcp", False
 
     def __init__(self, settings: TransferSettings, metrics: TransferMetrics) -> None:
         self._settings, self._metrics = settings, metrics
@@ -53,10 +54,12 @@ class TcpBackend:
     async def start(self, advertise: str, regions: Sequence[Region], host: str = "") -> None:
         """Register memory and listen."""
         self._regions = Regions(regions)
-        self._receiver = Receiver(self._regions, self._settings, self._metrics)
+        self._receiver = Receiver(self._settings, self._metrics)
         port = self._receiver.listen(host or advertise)
         self._pool = ThreadPoolExecutor(self._settings.send_threads, "kv-send")
-        self._offer = Offer("tcp", VERSION, advertise, port, self._regions.items)
+        self._offer = Offer(
+            "tcp", VERSION, advertise, port, self._regions.items, self._regions.names
+        )
 
     @property
     def regions(self) -> Regions:
@@ -70,11 +73,11 @@ class TcpBackend:
     def landing(self, ticket: Ticket, deadline_s: float) -> TcpLanding:
         """Allow exactly this to land."""
         assert self._receiver is not None, "start() comes first"
-        landing = TcpLanding(ticket, self._regions, deadline_s)
+        landing = TcpLanding(ticket, self._regions, self._offer, deadline_s)
         self._receiver.admit(landing)
         return landing
 
-    async def fence(self, landing: Landing) -> None:
+    async def fence(self, landing: Landing, clean: bool = False) -> None:
         """Cut the connection and wait until no thread reads into the pages."""
         assert isinstance(landing, TcpLanding) and self._receiver is not None
         job = self._receiver.forbid(landing)
@@ -115,14 +118,15 @@ class TcpBackend:
     async def write(self, peer: Peer, pages: Sequence[PageOut], deadline_s: float) -> None:
         """Return when all of it is applied at the peer."""
         assert isinstance(peer, TcpPeer)
-        items, numbers = self._regions.items, tuple(page.page for page in pages)
         if not pages:
             return
-        total = len(pages) * self._regions.page_bytes
+        regions = self._regions.select(peer.ticket.regions)
+        items, numbers = regions.items, tuple(page.page for page in pages)
+        total = len(pages) * regions.page_bytes
         size = body_bytes(len(pages), len(items))
         head = self._head(peer, Kind.PAGES, len(pages), len(items), size, total)
         front = head.encode() + encode_pages(numbers, items)
-        await self._run(peer, front, self._regions.gather(pages), deadline_s)
+        await self._run(peer, front, regions.gather(pages), deadline_s)
         self._metrics.bytes.labels("sent").inc(total)
 
     async def write_record(self, peer: Peer, record: bytes, deadline_s: float) -> None:

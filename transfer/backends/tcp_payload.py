@@ -14,7 +14,7 @@ from contextlib import suppress
 from itertools import islice
 
 from ..errors import PeerGone, Refused, Stalled, TransferError
-from ..regions import Regions, runs
+from ..regions import runs
 from .landing import OpenLanding
 from .tcp_frames import (
     ANSWER,
@@ -39,37 +39,33 @@ def close(sock: socket.socket) -> None:
         sock.close()
 
 
-def receive(
-    sock: socket.socket, head: Head, landing: OpenLanding, regions: Regions, stall_s: float
-) -> int:
+def receive(sock: socket.socket, head: Head, landing: OpenLanding, stall_s: float) -> int:
     """Read what `head` (checked) announces; bytes of pages moved. Raises TransferError."""
     peer = landing.ticket.peer
     try:
         with _named(peer, "receiving"):
             if head.kind is Kind.RECORD:
                 return _receive_record(sock, head, landing, stall_s)
-            return _receive_pages(sock, head, landing, regions, stall_s)
+            return _receive_pages(sock, head, landing, stall_s)
     except Refused as error:
         with suppress(OSError):
             sock.sendall(answer(Status.REFUSED, error.reason))
         raise
 
 
-def _receive_pages(
-    sock: socket.socket, head: Head, landing: OpenLanding, regions: Regions, stall_s: float
-) -> int:
+def _receive_pages(sock: socket.socket, head: Head, landing: OpenLanding, stall_s: float) -> int:
     body = memoryview(bytearray(head.body_bytes))
     _fill(sock, body, landing, stall_s)
     try:
         pages, sizes = decode_pages(head, bytes(body))
     except BadHead as error:
         raise Refused(landing.ticket.peer, str(error)) from error
-    fault = pages_fault(pages, sizes, landing.wanted, regions.items)
+    fault = pages_fault(pages, sizes, landing.wanted, landing.regions.items)
     if fault is not None:
         raise Refused(landing.ticket.peer, fault)
     landing.started()
     sock.sendall(answer(Status.GO))
-    for region in regions:
+    for region in landing.regions:
         for first, count in runs(pages):
             _fill(sock, region.run(first, count), landing, stall_s)
     landing.landed_pages(pages)

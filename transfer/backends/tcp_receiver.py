@@ -25,7 +25,6 @@ from kvplane.vocabulary import Stage
 
 from ..errors import PeerGone, Refused, Stalled, TransferError
 from ..metrics import TransferMetrics
-from ..regions import Regions
 from ..settings import TransferSettings
 from .landing import OpenLanding
 from .tcp_frames import HEAD_BYTES, MAGIC, BadHead, Head, Status, answer, decode_head, head_fault
@@ -54,10 +53,8 @@ class _Waiting:
 class Receiver:
     """The listening socket, its thread and its pool."""
 
-    def __init__(
-        self, regions: Regions, settings: TransferSettings, metrics: TransferMetrics
-    ) -> None:
-        self._regions, self._settings, self._metrics = regions, settings, metrics
+    def __init__(self, settings: TransferSettings, metrics: TransferMetrics) -> None:
+        self._settings, self._metrics = settings, metrics
         self._landings: dict[int, TcpLanding] = {}  # by session; loop and accept thread
         self._waiting: dict[socket.socket, _Waiting] = {}  # accept thread only
         self._parked: deque[_Waiting] = deque()  # from the pool to the accept thread
@@ -207,7 +204,7 @@ class Receiver:
         if landing is None or waiting.landing not in (None, landing):
             self._refuse(waiting, "unknown session", f"session of room {head.room} is unknown")
             return
-        fault = head_fault(head, landing.ticket, self._regions.items)
+        fault = head_fault(head, landing.ticket, landing.regions.items)
         with landing.lock:
             taken = landing.sock not in (None, waiting.sock)
             if fault is None and not taken and not landing.fenced:
@@ -237,7 +234,7 @@ class Receiver:
     def _receive(self, landing: TcpLanding, sock: socket.socket, head: Head) -> None:
         """One write: body, GO, payload, APPLIED. The connection goes back or is closed."""
         try:
-            moved = receive(sock, head, landing, self._regions, self._settings.stall_s)
+            moved = receive(sock, head, landing, self._settings.stall_s)
             self._metrics.bytes.labels("received").inc(moved)
         except TransferError as error:
             if isinstance(error, Refused):
