@@ -20,6 +20,8 @@ import uvicorn
 from prometheus_client import CollectorRegistry, disable_created_metrics
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from kvplane.tls import NamingProtocol, Tls
+
 log = logging.getLogger(__name__)
 
 # A second series per counter, outside our naming, that nobody reads.
@@ -61,10 +63,10 @@ def bind(host: str, port: int, name: str = "") -> socket.socket:
 class Server:
     """A Part that serves one ASGI app on one port, in the loop that starts it."""
 
-    def __init__(self, app: Any, host: str, port: int, name: str) -> None:
+    def __init__(self, app: Any, host: str, port: int, name: str, tls: Tls | None = None) -> None:
         config = uvicorn.Config(
             app,
-            http="httptools",
+            http="httptools" if tls is None else NamingProtocol,
             loop="none",
             ws="none",
             lifespan="off",
@@ -73,13 +75,17 @@ class Server:
             server_header=False,
             timeout_keep_alive=75,  # longer than any client of ours keeps an idle connection
             timeout_graceful_shutdown=int(GRACE_S),
+            **(tls.options() if tls else {}),
         )
+        self._tls = tls
         self._server = _Uvicorn(config)
         self._host, self._wanted, self._name = host, port, name
         self._task: asyncio.Task[None] | None = None
         self.port = port
 
     async def start(self) -> None:
+        if self._tls is not None:
+            self._tls.check()
         listener = bind(self._host, self._wanted, self._name)
         self.port = listener.getsockname()[1]
         self._task = asyncio.create_task(self._server.serve([listener]), name=f"serve {self._name}")

@@ -9,31 +9,57 @@ import secrets
 
 from prometheus_client import CollectorRegistry
 
-from kvplane.bootstrap import BootstrapMetrics, RoomSweeper, RoomTable, bootstrap_app
+from kvplane.bootstrap import (
+    BootstrapMetrics,
+    DirectorySettings,
+    RoomSweeper,
+    RoomTable,
+    bootstrap_app,
+)
 from kvplane.bootstrap import Directory as RankDirectory
 from kvplane.composite import Composite
 from kvplane.doors import Server
 from kvplane.engine import Engine, EngineSettings
 from kvplane.runtime import SystemClock
 from kvplane.settings import Settings
+from kvplane.tls import BadTls, Tls
 from kvplane.vocabulary import Generation, Role
 
 
 class Directory(Composite):
     """One rank directory, alone or beside a prefill engine."""
 
-    def __init__(self, host: str, port: int) -> None:
+    def __init__(
+        self, host: str, port: int, settings: DirectorySettings, tls: Tls | None = None
+    ) -> None:
         super().__init__()
-        self._host, self._port = host, port
+        self._host, self._port, self._settings, self._tls = host, port, settings, tls
 
     async def build(self) -> None:
         """The table, then its door."""
-        clock, registry = SystemClock(), CollectorRegistry()
-        rooms, metrics = RoomTable(), BootstrapMetrics(registry)
-        table = RankDirectory(Generation(secrets.token_hex(8)))
-        app = bootstrap_app(table, rooms, clock, metrics=metrics, registry=registry)
+        clock, registry, settings = SystemClock(), CollectorRegistry(), self._settings
+        rooms = RoomTable(settings.room_ttl_s, settings.most_rooms)
+        table = RankDirectory(Generation(secrets.token_hex(8)), settings.doubt_s)
+        app = bootstrap_app(
+            table, rooms, clock, settings, metrics=BootstrapMetrics(registry), registry=registry
+        )
         await self.begin(RoomSweeper(rooms, clock))
-        await self.begin(Server(app, self._host, self._port, "bootstrap"))
+        await self.begin(Server(app, self._host, self._port, "bootstrap", self._tls))
+
+
+def directory_settings(told: Settings) -> DirectorySettings:
+    """What flags and environment say of a directory's writers."""
+    return DirectorySettings(write_key=told["write_key"], open_writes=told["open_writes"])
+
+
+def tls(told: Settings) -> Tls | None:
+    """The certificate of a door, where one is told. Raises BadTls where half of it is missing."""
+    cert, key, authority = (told[name] for name in ("tls_cert", "tls_key", "client_ca"))
+    if cert is None and key is None and authority is None:
+        return None
+    if cert is None or key is None:
+        raise BadTls("tls_cert and tls_key: both are needed, with client_ca too")
+    return Tls(cert, key, authority)
 
 
 class EngineProcess(Composite):
@@ -53,6 +79,7 @@ class EngineProcess(Composite):
         values = {name: told[name] for name in names.split()}
         engine = Engine(EngineSettings(role=Role(told["role"]), **values), SystemClock())
         if engine.settings.role is Role.PREFILL:
-            await self.begin(Directory(told["host"], told["bootstrap_port"]))
+            writers = directory_settings(told)
+            await self.begin(Directory(told["host"], told["bootstrap_port"], writers))
         await self.begin(engine)
         await self.begin(Server(engine.app, told["host"], told["port"], "engine"))

@@ -150,6 +150,8 @@ POLICIES = (
     "consistent_hash", "round_robin", "random",
 )  # fmt: skip
 
+BACKENDS = ("tcp", "mooncake", "nixl", "fake")
+
 HOST = Key("host", address, "127.0.0.1", "address to listen on")
 REDIS = Key("redis", redis_url, None, "the shared index; without it the index is in memory")
 NEEDED_REDIS = Key("redis", redis_url, None, "the shared index, redis://host:6379/0; needed")
@@ -189,12 +191,19 @@ DEMO_KEYS = (
     Key("port", port, 8000, "gateway's port; a free one where it is taken"),
     _one_of("log_level", LEVELS, "warning", "how much to log"),
 )
+WRITE_KEY = Key("write_key", text, "", "key that ranks need to register: Authorization: Bearer")
+OPEN_WRITES = Key(
+    "open_writes", switch, False, "let ranks of other hosts register without a key or certificate"
+)
 ENGINE_KEYS = (
     _one_of("role", ("prefill", "decode", "both"), "both", "what it does with a request"),
     HOST,
     Key("port", port, 30000, "HTTP port"),
     Key("advertise_host", text, None, "address others reach it at, where --host is a wildcard"),
     Key("bootstrap_port", port, 8998, "port of a prefill's own rank directory"),
+    WRITE_KEY,
+    OPEN_WRITES,
+    _one_of("backend", BACKENDS, "tcp", "how KV travels; equal on both sides"),
     Key("events_port", port, 5557, "ZMQ events of dp rank 0; rank r is r higher"),
     Key("replay_port", port, 5657, "ZMQ replay of dp rank 0; rank r is r higher"),
     _one_of("event_form", ("vllm", "sglang"), "vllm", "whose form the events have"),
@@ -205,6 +214,9 @@ ENGINE_KEYS = (
     Key("tp", whole(1, 64), 1, "tensor ranks"),
     Key("pp", whole(1, 64), 1, "pipeline ranks"),
     Key("dp", whole(1, 64), 1, "data-parallel ranks, each a cache of its own"),
+    Key("nnodes", whole(1, 64), 1, "processes that share out the ranks of one prefill"),
+    Key("node_rank", whole(0, 63), 0, "which of them this is; 0 has the HTTP door"),
+    Key("dist_init_addr", text, None, "host:port where node 0 gathers the others"),
     Key("checksums", switch, True, "checksum of every page that moves; off only for tests"),
     Key("faults", switch, None, "serve POST /fault; on by default on loopback only"),
     LOG,
@@ -222,7 +234,16 @@ INGEST_KEYS = (
 INDEX_KEYS = (
     NEEDED_REDIS, PREFIX, HOST, Key("port", port, 8100, "port to listen on"), TOKENIZER, LOG,
 )  # fmt: skip
-BOOTSTRAP_KEYS = (HOST, Key("port", port, 8998, "port to listen on"), LOG)
+BOOTSTRAP_KEYS = (
+    HOST,
+    Key("port", port, 8998, "port to listen on"),
+    WRITE_KEY,
+    OPEN_WRITES,
+    Key("tls_cert", text, None, "certificate of this door, PEM; then it speaks https only"),
+    Key("tls_key", text, None, "its private key, PEM"),
+    Key("client_ca", text, None, "authority whose client certificates may write, PEM"),
+    LOG,
+)
 URL = Key("url", http_url, "http://127.0.0.1:8000", "a gateway or an index service")
 MODEL = Key("model", text, "", "model name; needed where not exactly one is served")
 AFTER = Key("after", text, "", "cursor to go on from; none = from now on")

@@ -125,9 +125,10 @@ async def _index(told: Settings) -> int:
 
 
 async def _bootstrap(told: Settings) -> int:
-    from kvplane.engines import Directory
+    from kvplane.engines import Directory, directory_settings, tls
 
-    return await _serve(Directory(told["host"], told["port"]))
+    directory = Directory(told["host"], told["port"], directory_settings(told), tls(told))
+    return await _serve(directory)
 
 
 async def _engine(told: Settings) -> int:
