@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import sys
 
-from bench import hashing, index
+from bench import directory, hashing, index
 
-ROWS = {"hashing": hashing.rows, "index": index.rows}
+ROWS = {"hashing": hashing.rows, "index": index.rows, "directory": directory.rows}
 
 
 def main(names: list[str]) -> int:
