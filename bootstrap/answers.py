@@ -1,68 +1,43 @@
-"""Answers: what a directory says to a request, byte for byte as the engines expect it.
+"""Answers: what a directory says of rooms and, to people, of itself.
 
-Pure. api.py receives and sends, this file words. Open it to change a status, a text or the view of
-GET /ranks. Texts, order of checks and member order are those of SGLang 0.5.23; where it answers 500
-to bad input we answer 400 and name the field (its clients look at "not 200" only).
+Pure. api.py receives and sends, this file words; GET /route is worded in lookups.py. Open it to
+change a room's answer or the view of GET /ranks.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
-from urllib.parse import parse_qsl
 
 from .directory import Accepted, Cell, Directory, place_text
 from .errors import BadInput
 from .fields import MISSING, number
+from .lookups import PARAMETERS as PARAMETERS
+from .lookups import named
 from .registration import Registration, life
+from .replies import GENERATION as GENERATION
+from .replies import Answer, Headers, told
 from .rooms import RoomTable
 
-GENERATION = "x-kvplane-generation"  # header: the life of the instance, on every answer of ours
-TEXT = "text/plain; charset=utf-8"
-JSON = "application/json; charset=utf-8"
-PARAMETERS = ("prefill_dp_rank", "prefill_cp_rank", "target_tp_rank", "target_pp_rank")
 MOST_LISTED = 100  # missing ranks in GET /ranks; their number is always told
-
-
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """One response."""
-
-    status: int
-    body: bytes
-    kind: str = TEXT
-    headers: tuple[tuple[str, str], ...] = ()
-
-
-def said(text: str, status: int = 200, kind: str = TEXT) -> Answer:
-    """A text."""
-    return Answer(status, text.encode(), kind)
-
-
-def told(value: Any, status: int = 200) -> Answer:
-    """A JSON value, blanks after commas as SGLang writes it."""
-    return Answer(status, json.dumps(value).encode(), JSON)
-
-
-OK = said("OK")
-NOT_FOUND = said("404: Not Found", 404)
-WRONG_ROUTE_METHOD = said("Method not allowed", 405, JSON)  # SGLang labels this text JSON
-
-
-def wrong_method(allow: str) -> Answer:
-    """405 with the methods that are there."""
-    return replace(said("405: Method Not Allowed", 405), headers=(("allow", allow),))
+MOST_TABLE = 4096  # ranks in GET /ranks
+MOST_ASKED = 65_536  # rooms of one question
+NAMES = ("dp", "cp", "tp", "pp")
 
 
 def loads(raw: bytes) -> Any:
     """A JSON body. Raises BadInput with the parser's word for what is wrong."""
     try:
-        return json.loads(raw)
+        return json.loads(raw, parse_constant=_no_constant)
     except (ValueError, RecursionError) as error:
         why = str(error) if raw else "empty"
         raise BadInput("body", raw[:40], f"JSON ({why[:100]})") from None
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is no number")
 
 
 def registration(raw: bytes, header: str | None) -> Registration:
@@ -73,91 +48,93 @@ def registration(raw: bytes, header: str | None) -> Registration:
     return found
 
 
-def lookup(directory: Directory, query: bytes, now: float) -> Answer:
-    """GET /route: topology where all four are -1, else one rank.
-
-    Order: presence, numbers up to the first that is not -1, topology or gate, the other numbers.
-    """
-    first: dict[str, str] = {}
-    for name, value in parse_qsl(query.decode("latin-1"), keep_blank_values=True):
-        first.setdefault(name, value)
-    given = [first.get(name, "") for name in PARAMETERS]
-    if not all(given):
-        return said("Missing inputs for bootstrap server.", 400)
-    for name, value in zip(PARAMETERS, given, strict=True):
-        if number(name, value) != -1:
-            wanted = False
-            break
-    else:
-        wanted = True
-    if not directory.complete(now):
-        count = directory.registered(now)
-        return said(f"Prefill server not fully registered yet ({count} workers registered).", 503)
-    if wanted:
-        topology = directory.topology(now)
-        assert topology is not None, "complete directory without a topology"
-        return told(topology.answer())
-    return _rank(directory, given, now)
-
-
-def _rank(directory: Directory, given: list[str], now: float) -> Answer:
-    dp, cp, tp, pp = (number(n, v) for n, v in zip(PARAMETERS, given, strict=True))
-    entry = directory.rank(dp, cp, tp, pp, now)
-    if entry is None:
-        names = ("dp_rank", "cp_rank", "tp_rank", "pp_rank")
-        place = " ".join(f"{n}={v}" for n, v in zip(names, given, strict=True))
-        return said(f"Bootstrap info not found for {place}", 404)
-    return told({"rank_ip": entry.raw_ip, "rank_port": entry.address.port})
-
-
-def register_room(rooms: RoomTable, raw: bytes, now: float) -> Answer:
-    """POST /register_dp_rank."""
+def register_room(rooms: RoomTable, raw: bytes, now: float) -> int:
+    """POST /register_dp_rank; the room that is known from now on."""
     body = _object(raw)
-    room = number("bootstrap_room", body.get("bootstrap_room", MISSING))
-    rooms.register(room, number("dp_rank", body.get("dp_rank", MISSING)), now)
-    return OK
+    room = _room("bootstrap_room", body.get("bootstrap_room", MISSING))
+    rank = number("dp_rank", body.get("dp_rank", MISSING))
+    if not -(2**31) <= rank < 2**31:
+        raise BadInput("dp_rank", rank, "an integer of 32 bits")
+    rooms.register(room, rank, now)
+    return room
 
 
-def query_rooms(rooms: RoomTable, raw: bytes, now: float) -> Answer:
-    """POST /query_dp_ranks; an object stands for its keys, a text for its characters."""
+def asked_rooms(raw: bytes) -> list[int]:
+    """Which rooms a body names; an object stands for its keys, a text for its characters."""
     asked = _object(raw).get("bootstrap_rooms", MISSING)
     if not isinstance(asked, list | dict | str):
         raise BadInput("bootstrap_rooms", asked, "a list of rooms")
-    found = rooms.query([number("bootstrap_rooms", room) for room in asked], now)
-    return told({str(room): rank for room, rank in found.items()})
+    if len(asked) > MOST_ASKED:
+        raise BadInput("bootstrap_rooms", f"({len(asked)} rooms)", f"at most {MOST_ASKED} rooms")
+    return [_room("bootstrap_rooms", room) for room in asked]
 
 
-def ranks(directory: Directory, rooms: RoomTable, now: float) -> Answer:
+def known_rooms(rooms: RoomTable, asked: list[int], now: float, headers: Headers = ()) -> Answer:
+    """POST /query_dp_ranks: those known, in the order asked."""
+    found = rooms.query(asked, now)
+    return told({str(room): rank for room, rank in found.items()}, headers=headers)
+
+
+def forgotten_rooms(rooms: RoomTable, asked: list[int]) -> Answer:
+    """POST /forget_rooms: their meetings are over."""
+    return told({"forgotten": sum(rooms.forget(room) for room in asked)})
+
+
+def preferred_wait(headers: list[str], most_s: float) -> float:
+    """Seconds of `Prefer: wait=10` (RFC 7240), 0 where it is not asked for or is no number."""
+    for part in ",".join(headers).split(","):
+        name, _, value = part.split(";")[0].partition("=")
+        if name.strip().lower() == "wait":
+            digits = value.strip().strip('"')
+            plain = digits.isascii() and digits.isdecimal()
+            return min(float(digits[:10]), most_s) if plain else 0.0
+    return 0.0
+
+
+def ranks(directory: Directory, rooms: RoomTable, now: float, wall: float) -> dict[str, Any]:
     """GET /ranks: the whole table for people and tests, and what is missing in one sentence."""
     facts, missing = directory.facts, directory.missing(now)
-    table = [
+    topology = directory.topology(now)
+    return {
+        "generation": directory.generation,
+        "complete": topology is not None,
+        "registered": directory.registered(now),
+        "expected": None if facts is None else facts.ranks,
+        "summary": summary(directory, missing, now),
+        "ranks": _table(directory, now),
+        "missing": [dict(zip(NAMES, cell, strict=True)) for cell in missing[:MOST_LISTED]],
+        "missing_count": len(missing),
+        "differing": list(directory.differing),
+        "takeovers": _takeovers(directory, now, wall),
+        "topology": None if topology is None else topology.answer(),
+        "rooms": len(rooms),
+    }
+
+
+def _table(directory: Directory, now: float) -> list[dict[str, Any]]:
+    return [
         {
-            **dict(zip(("dp", "cp", "tp", "pp"), place, strict=True)),
+            **dict(zip(NAMES, entry.place, strict=True)),
             "ip": entry.raw_ip,
             "port": entry.address.port,
             "state": "registered" if entry.trusted(now) else "in doubt",
         }
-        for place, entry in directory.table().items()
+        for entry in list(directory.table().values())[:MOST_TABLE]
     ]
-    topology = directory.topology(now)
-    return told(
+
+
+def _takeovers(directory: Directory, now: float, wall: float) -> list[dict[str, Any]]:
+    """Oldest first; `at` in seconds since 1970."""
+    return [
         {
-            "generation": directory.generation,
-            "complete": topology is not None,
-            "registered": directory.registered(now),
-            "expected": None if facts is None else facts.ranks,
-            "summary": summary(directory, missing, now),
-            "ranks": table,
-            "missing": [
-                dict(zip(("dp", "cp", "tp", "pp"), cell, strict=True))
-                for cell in missing[:MOST_LISTED]
-            ],
-            "missing_count": len(missing),
-            "differing": list(directory.differing),
-            "topology": None if topology is None else topology.answer(),
-            "rooms": len(rooms),
+            "place": place_text(event.cell, directory.facts),
+            "old": str(event.old),
+            "new": str(event.new),
+            "generation": event.generation,
+            "at": round(wall - (now - event.at), 3),
         }
-    )
+        for event in directory.takeovers
+    ]
 
 
 def summary(directory: Directory, missing: list[Cell], now: float) -> str:
@@ -165,12 +142,8 @@ def summary(directory: Directory, missing: list[Cell], now: float) -> str:
     facts = directory.facts
     if facts is None:
         return "register: no rank yet"
-    text = f"register: {facts.ranks - len(missing)} of {facts.ranks}"
-    if not missing:
-        return text
-    shown = ", ".join(place_text(cell, facts) for cell in missing[:5])
-    more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
-    return f"{text}, missing {shown}{more}"
+    text = f"register: {directory.registered(now)} of {facts.ranks}"
+    return f"{text}, missing {named(missing, facts)}" if missing else text
 
 
 def accepted_text(new: Registration, done: Accepted, directory: Directory, now: float) -> str:
@@ -182,6 +155,14 @@ def accepted_text(new: Registration, done: Accepted, directory: Directory, now: 
         f"registered={directory.registered(now)}/{expected} generation={directory.generation} "
         f"new_life={done.new_life} replaced={done.replaced}"
     )
+
+
+def _room(name: str, value: Any) -> int:
+    """Not range-checked as rooms go (negatives pass), but no number of a thousand digits."""
+    room = number(name, value)
+    if not -(2**63) <= room < 2**64:
+        raise BadInput(name, value, "an integer of 64 bits")
+    return room
 
 
 def _object(raw: bytes) -> Mapping[str, Any]:

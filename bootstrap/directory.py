@@ -1,12 +1,14 @@
 """Directory: which ranks of one prefill instance are in, where, and in which life?
 
-Pure: time is an argument. api.py feeds it and answers from it. Open it to change when an instance
-counts as complete, or what happens when a rank comes back under another address.
+Pure: time is an argument. api.py feeds it and lookups.py answers from it. Open it to change when an
+instance counts as complete, or what happens when a rank comes back.
 
 The gate opens when every cell of the grid is taken (SGLang counts calls; a repeat opens its gate
-early). Sizes and other facts are those of the first rank; a later one that differs is kept, and
-listed in `differing`, as the recorded transcripts demand.
-
+early). What a rank says of the whole instance (sizes, page size, dtype ...) is that of the first
+rank. One that differs:
+  in a cell of its own         taken, listed in `differing` (SGLang demands it: first wins)
+  same address or generation   refused with both values: no restart explains it
+  outside the grid             refused: nobody would ever ask for it
 A new life of the instance is told in one of two ways:
   generation given   another one than the table's: a NEW table; one that was replaced: LateLife
   none given         a known rank under another address: a new life begins, and the addresses of the
@@ -20,19 +22,20 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from itertools import product
-from typing import Any
 
 from kvplane.vocabulary import Generation
 
 from .addresses import Address
-from .errors import Inconsistent, LateLife
+from .differences import LATCHED_LATER, differences, refuse
+from .errors import LateLife
 from .registration import Facts, Place, Registration
 from .topology import FOLLOW_ROOM, Topology
 
-LATCHED_LATER = ("kv_cache_dtype", "kv_layout", "prefill_http_port")  # null does not latch
-REMEMBERED = 16  # past generations that are refused, and differences that are listed
+PAST = 256  # replaced generations that are refused from then on
+LISTED = 16  # differences that are listed
+EVENTS = 100  # take-overs that are remembered
 
 Cell = tuple[int, int, int, int]  # dp, cp, tp, pp
 
@@ -43,11 +46,25 @@ class Entry:
 
     address: Address
     raw_ip: str
+    place: Place  # as it was sent: a text is never found by its number
+    facts: Facts  # as this rank told them
+    plain_dp: bool
     doubted_until: float = 0.0  # withheld before; 0 = never doubted
 
     def trusted(self, now: float) -> bool:
         """Whether its address may be handed out."""
         return now >= self.doubted_until
+
+
+@dataclass(frozen=True, slots=True)
+class Takeover:
+    """A rank's place went to another address."""
+
+    cell: Cell
+    old: Address
+    new: Address
+    generation: Generation  # the instance's from then on
+    at: float  # monotonic
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,117 +84,135 @@ class Directory:
         self._start, self._doubt_s = start, doubt_s
         self._lives = 0
         self._given: Generation | None = None  # what ranks of this table called their life
-        self._past: deque[Generation] = deque(maxlen=REMEMBERED)
+        self._past: deque[Generation] = deque(maxlen=PAST)
         self._facts: Facts | None = None
-        self._table: dict[Place, Entry] = {}
-        self._full: bool | None = None  # whether all cells are taken, once counted
-        self._doubt_end = 0.0  # from then on no address is in doubt
-        self.differing: deque[str] = deque(maxlen=REMEMBERED)
-        self.version = 0  # moves with every accepted registration: answers may be cached by it
-
-    @property
-    def generation(self) -> Generation:
-        """This life of the instance; equality only."""
-        return self._given or Generation(f"{self._start}.{self._lives}")
+        self._plain_dp = False
+        self._table: dict[Cell, Entry] = {}
+        self._before: dict[Cell, Address] = {}  # who was where in the life before
+        self._doubted: set[Cell] = set()  # cells that are withheld until `_doubt_end`
+        self._doubt_end = 0.0
+        self._missing: tuple[tuple[int, bool], list[Cell]] | None = None  # counted in a phase
+        self.differing: deque[str] = deque(maxlen=LISTED)
+        self.takeovers: deque[Takeover] = deque(maxlen=EVENTS)
+        self.sent: frozenset[str] = frozenset()  # newer members that ranks of this life know
+        self.version = 0  # moves with every accepted registration
+        self.generation = Generation(f"{start}.0")  # this life of the instance; equality only
 
     @property
     def facts(self) -> Facts | None:
         """What the instance is; None before its first rank."""
         return self._facts
 
+    def phase(self, now: float) -> tuple[int, bool]:
+        """While this stays the same, so does every answer: they may be cached by it."""
+        return self.version, now >= self._doubt_end
+
     def register(
         self, new: Registration, now: float = 0.0, generation: Generation | None = None
     ) -> Accepted:
         """Take a rank in. Raises Inconsistent or LateLife, and nothing is changed then."""
-        life = new.generation or generation
+        life, cell = new.generation or generation, new.place.cell
         if life is not None and life in self._past:
             raise LateLife(life, self.generation)
-        known = self._table.get(new.place)
-        replaced = known.address if known and known.address != new.address else None
-        new_life = self._is_new_life(life, known, replaced, now)
+        known = self._table.get(cell)
+        moved = known is not None and known.address != new.address
+        new_life = self._is_new_life(life, new, known if moved else None, now)
         if self._facts is not None and not new_life:
-            _refuse(self._facts, new.facts)
+            same = (known is not None and not moved) or (life is not None and life == self._given)
+            refuse(self._facts, self._plain_dp, new, same)
         if new_life:
-            self._begin(life, new.facts, now)
+            self._begin(life, new, now)
         if life is not None:
             self._given = life
-        differing = self._latch(new)
-        self._table[new.place] = Entry(new.address, new.raw_ip)
+        self.generation = self._given or Generation(f"{self._start}.{self._lives}")
         self.version += 1
-        self._full = None
-        return Accepted(new_life, replaced, differing)
+        differing = self._latch(new)
+        self._enter(cell, new)
+        return Accepted(new_life, self._replaced(cell, known, new.address, now), differing)
 
     def _is_new_life(
-        self, life: Generation | None, known: Entry | None, replaced: Address | None, now: float
+        self, life: Generation | None, new: Registration, left: Entry | None, now: float
     ) -> bool:
-        if not self._table:
+        """`left` is who was in the same cell under another address."""
+        if self._facts is None:
             return False
         if life is not None and self._given is not None:
             return life != self._given  # a rank that moved within its life is no new life
         if life is not None:
             return True  # the table was made by ranks that do not tell theirs
-        return replaced is not None and known is not None and known.trusted(now)
+        if left is None:
+            return False
+        return left.trusted(now) or bool(differences(self._facts, self._plain_dp, new))
 
-    def _begin(self, life: Generation | None, facts: Facts, now: float) -> None:
+    def _begin(self, life: Generation | None, new: Registration, now: float) -> None:
         """A new life: addresses of the old one go, or are in doubt where we only guess."""
         if self._given is not None:
             self._past.append(self._given)
         self._given, self._lives = None, self._lives + 1
         self.differing.clear()
-        if life is not None or (self._facts and _differences(self._facts, facts)):
-            self._table, self._facts = {}, None
-            return
-        self._doubt_end = now + self._doubt_s
-        for entry in self._table.values():
+        kept = self._table if life is None else {}
+        if life is not None or (self._facts and differences(self._facts, self._plain_dp, new)):
+            # What came back is of another shape. A rank that already said so is of the new life.
+            kept = {c: e for c, e in kept.items() if not differences(e.facts, e.plain_dp, new)}
+            self._before = {c: e.address for c, e in self._table.items() if c not in kept}
+            self._facts, self.sent = None, frozenset()
+        self._table, self._doubted, self._doubt_end = kept, set(kept), now + self._doubt_s
+        for entry in kept.values():
             entry.doubted_until = self._doubt_end
 
     def _latch(self, new: Registration) -> tuple[str, ...]:
         """First wins; a null is filled by the first who knows. What differs is remembered."""
+        self.sent |= new.sent
         if self._facts is None:
-            self._facts = new.facts
+            self._facts, self._plain_dp = new.facts, new.plain_dp
             return ()
-        late = {
-            name: getattr(new.facts, name)
-            for name in LATCHED_LATER
-            if getattr(self._facts, name) is None
-        }
-        self._facts = replace(self._facts, **late)
-        differing = _differences(self._facts, new.facts)
+        facts = self._facts
+        late = {n: getattr(new.facts, n) for n in LATCHED_LATER if getattr(facts, n) is None}
+        self._facts = replace(facts, **late)
+        differing = differences(self._facts, self._plain_dp, new)
         self.differing.extend(f"{place_text(new.place.cell)}: {what}" for what in differing)
         return differing
 
-    def trusted(self, now: float = 0.0) -> dict[Place, Entry]:
-        """The ranks whose addresses may be handed out."""
-        return {place: entry for place, entry in self._table.items() if entry.trusted(now)}
+    def _enter(self, cell: Cell, new: Registration) -> None:
+        facts = self._facts if self._facts == new.facts and self._facts else new.facts
+        self._table[cell] = Entry(new.address, new.raw_ip, new.place, facts, new.plain_dp)
+        self._doubted.discard(cell)
 
-    def table(self) -> dict[Place, Entry]:
+    def _replaced(
+        self, cell: Cell, known: Entry | None, address: Address, now: float
+    ) -> Address | None:
+        """Who was in the cell before under another address; it becomes an event."""
+        before = self._before.pop(cell, None)
+        old = known.address if known is not None else before
+        if old is None or old == address:
+            return None
+        self.takeovers.append(Takeover(cell, old, address, self.generation, now))
+        return old
+
+    def trusted(self, now: float = 0.0) -> dict[Cell, Entry]:
+        """The ranks whose addresses may be handed out."""
+        return {cell: entry for cell, entry in self._table.items() if entry.trusted(now)}
+
+    def table(self) -> dict[Cell, Entry]:
         """All ranks, those in doubt too; for people."""
         return dict(self._table)
 
     def registered(self, now: float = 0.0) -> int:
         """How many different ranks are in."""
-        return len(self.trusted(now))
+        return len(self._table) - (len(self._doubted) if now < self._doubt_end else 0)
 
     def missing(self, now: float = 0.0) -> list[Cell]:
         """The cells nobody has taken, in order; empty before the first rank tells the sizes."""
-        return list(self._missing(now))
-
-    def _missing(self, now: float) -> Iterator[Cell]:
-        if self._facts is None:
-            return
-        taken = {place.cell for place in self.trusted(now)}
-        for cell in _grid(self._facts):
-            if cell not in taken:
-                yield cell
+        phase = self.phase(now)
+        if self._missing is None or self._missing[0] != phase:
+            taken = self.trusted(now)
+            cells = _grid(self._facts) if self._facts is not None else iter(())
+            self._missing = phase, [cell for cell in cells if cell not in taken]
+        return self._missing[1]
 
     def complete(self, now: float = 0.0) -> bool:
-        """Whether every rank is in, so that anything may be told."""
-        if self._full is not None and now >= self._doubt_end:
-            return self._full  # no cell has changed since it was counted, and none is in doubt
-        full = self._facts is not None and next(self._missing(now), None) is None
-        if now >= self._doubt_end:
-            self._full = full
-        return full
+        """Whether every rank is in, so that anything may be told. All entries are in the grid."""
+        return self._facts is not None and self.registered(now) == self._facts.ranks
 
     def topology(self, now: float = 0.0) -> Topology | None:
         """What the instance looks like; None while it is not complete."""
@@ -202,8 +237,11 @@ class Directory:
 
     def rank(self, dp: int, cp: int, tp: int, pp: int, now: float = 0.0) -> Entry | None:
         """Where one rank listens; None where it is not known or its address is in doubt."""
-        entry = self._table.get(Place(dp, cp, tp, pp))
-        return entry if entry is not None and entry.trusted(now) else None
+        cell = (dp, cp, tp, pp)
+        entry = self._table.get(cell)
+        if entry is None or entry.place != cell or not entry.trusted(now):
+            return None
+        return entry
 
 
 def place_text(cell: Cell, facts: Facts | None = None) -> str:
@@ -216,27 +254,3 @@ def place_text(cell: Cell, facts: Facts | None = None) -> str:
 
 def _grid(facts: Facts) -> Iterator[Cell]:
     return product(range(facts.dp), range(facts.cp), range(facts.tp), range(facts.pp))
-
-
-def _refuse(facts: Facts, new: Facts) -> None:
-    """The two differences SGLang does not take, in its order and its words."""
-    if facts.dsv41_spec_layout != new.dsv41_spec_layout:
-        raise Inconsistent("DeepSeek-V4.1 DSpark PD layout differs across prefill ranks")
-    if facts.decode_allocation_policy != new.decode_allocation_policy:
-        raise Inconsistent("Inconsistent prefill allocation policies")
-
-
-def _differences(facts: Facts, new: Facts) -> tuple[str, ...]:
-    def differs(name: str) -> bool:
-        here, there = getattr(facts, name), getattr(new, name)
-        return bool(here != there) and not (name in LATCHED_LATER and None in (here, there))
-
-    def shown(value: Any) -> str:
-        return repr(value)[:80]
-
-    return tuple(
-        f"{f.name}: instance has {shown(getattr(facts, f.name))}, rank says "
-        f"{shown(getattr(new, f.name))}"
-        for f in fields(Facts)
-        if differs(f.name)
-    )

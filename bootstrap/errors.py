@@ -7,11 +7,14 @@ Pure. One class per thing a caller can do about it; `stage` says which step of a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from reprlib import Repr
 from typing import Any
 
 from kvplane.vocabulary import Generation, Stage
 
 MOST_SHOWN = 100  # characters of a foreign value that are repeated in a sentence
+SHORT = Repr()  # of a value that may be a million characters long or a thousand levels deep
+SHORT.maxlevel, SHORT.maxstring, SHORT.maxlong, SHORT.maxother = 4, 2 * MOST_SHOWN, 200, 200
 
 
 class BootstrapError(Exception):
@@ -52,7 +55,7 @@ class BadInput(BootstrapError):
     stage: Stage = Stage.REGISTER
 
     def __str__(self) -> str:
-        shown = repr(self.value)
+        shown = SHORT.repr(self.value)
         if len(shown) > MOST_SHOWN:
             shown = shown[:MOST_SHOWN] + "..."
         return f"{self.field} {shown}: must be {self.want}"
@@ -66,7 +69,8 @@ class BadRegistration(BadInput):
 class Inconsistent(BootstrapError):
     """A rank that cannot belong to the instance that is registering; the table is unchanged."""
 
-    text: str  # exactly as SGLang words it
+    text: str  # as SGLang words it where SGLang refuses too, else what differs
+    differing: tuple[str, ...] = ()  # each member with both values
     stage: Stage = Stage.REGISTER
 
     def __str__(self) -> str:

@@ -6,6 +6,7 @@ a text; SGLang takes digits as text in some places and cuts floats for rooms, an
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -22,6 +23,8 @@ class _Missing:
 MISSING = _Missing()
 MOST_TEXT = 1024  # characters of one text member
 MOST_DIGITS = 4000  # Python refuses to parse longer numbers
+MOST_OBJECT = 4096  # characters of one object member as JSON
+MOST_LEVELS = 16  # objects in one another
 
 
 def number(name: str, value: Any, want: str = "an integer") -> int:
@@ -85,8 +88,8 @@ def text(table: Mapping[str, Any], name: str, default: str | None = None) -> str
     value = table.get(name, MISSING)
     if default is not None and (value is None or value is MISSING):
         return default
-    if not isinstance(value, str) or not value or len(value) > MOST_TEXT:
-        raise BadInput(name, value, f"a text of 1 to {MOST_TEXT} characters")
+    if not isinstance(value, str) or not 0 < len(value) <= MOST_TEXT or not value.isprintable():
+        raise BadInput(name, value, f"a text of 1 to {MOST_TEXT} printable characters")
     return value
 
 
@@ -106,11 +109,28 @@ def flag(table: Mapping[str, Any], name: str, default: bool) -> bool:
 
 
 def opt_object(table: Mapping[str, Any], name: str) -> Mapping[str, Any] | None:
-    """A JSON object, null or absent."""
+    """A JSON object, null or absent; small, and one that can be written again."""
     value = table.get(name)
-    if value is not None and not isinstance(value, Mapping):
+    if value is None:
+        return None
+    if not isinstance(value, Mapping):
         raise BadInput(name, value, "an object or null")
+    if not _is_flat(value, MOST_LEVELS):
+        raise BadInput(name, "(deeper)", f"at most {MOST_LEVELS} objects in one another")
+    try:
+        length = len(json.dumps(value, allow_nan=False))
+    except ValueError:
+        raise BadInput(name, value, "an object of finite numbers") from None
+    if length > MOST_OBJECT:
+        raise BadInput(name, f"({length} characters)", f"at most {MOST_OBJECT} characters")
     return value
+
+
+def _is_flat(value: Any, levels: int) -> bool:
+    if not isinstance(value, Mapping | list):
+        return True
+    inner = value.values() if isinstance(value, Mapping) else value
+    return levels > 0 and all(_is_flat(each, levels - 1) for each in inner)
 
 
 def _bounded(table: Mapping[str, Any], name: str, low: int, high: int, want: str) -> int:

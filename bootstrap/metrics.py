@@ -6,11 +6,22 @@ closed sets.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
-from .rooms import RoomTable
-
 GRAIN_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5)
+LEVELS = {
+    "rooms": "Rooms whose dp rank is remembered.",
+    "rooms_pushed_out": "Rooms forgotten before their time because the table was full.",
+    "rooms_expired": "Rooms forgotten because their time was over.",
+    "rooms_forgotten": "Rooms forgotten because their meeting was over.",
+    "polls_waiting": "Questions that wait for rooms now.",
+    "ranks_missing": "Ranks of the instance that are not in.",
+    "engine_infos": "Ranks whose weights can be asked for.",
+    "engine_infos_bytes": "Bytes that these answers hold.",
+    "bodies_bytes": "Bytes of request bodies that are arriving now.",
+}  # read whenever somebody scrapes
 
 
 class BootstrapMetrics:
@@ -23,12 +34,16 @@ class BootstrapMetrics:
         self.requests = counter(
             "requests_total", "Requests to the directory, by route and status.", "route", "status"
         )
+        self.refused = counter("refused_total", "Requests that were refused, by reason.", "reason")
         self.lives = counter("lives_total", "Instances that came back: a new generation began.")
         self.takeovers = counter(
             "takeovers_total", "Ranks that registered again under another address."
         )
         self.differing = counter(
             "differing_total", "Registrations whose sizes or facts are not the instance's."
+        )
+        self.polls = counter(
+            "polls_total", "Questions that would wait for rooms, by how they ended.", "outcome"
         )
         self.resolutions = counter(
             "resolutions_total", "Answers of other directories, by stage and outcome.",
@@ -41,16 +56,18 @@ class BootstrapMetrics:
             registry=registry,
             buckets=GRAIN_S,
         )
-        self._rooms = Gauge(
-            "kvplane_bootstrap_rooms", "Rooms whose dp rank is remembered.", registry=registry
-        )
-        self._pushed_out = Gauge(
-            "kvplane_bootstrap_rooms_pushed_out",
-            "Rooms forgotten before their time because the table was full.",
-            registry=registry,
-        )
+        self._registry = registry
+        self._answered: dict[tuple[str, int], Counter] = {}  # routes x statuses, both closed sets
 
-    def watch(self, rooms: RoomTable) -> None:
-        """Read the room table's sizes whenever somebody scrapes."""
-        self._rooms.set_function(lambda: float(len(rooms)))
-        self._pushed_out.set_function(lambda: float(rooms.pushed_out))
+    def answered(self, route: str, status: int) -> None:
+        """One more request; finding a labelled counter anew costs more than counting."""
+        found = self._answered.get((route, status))
+        if found is None:
+            found = self._answered[route, status] = self.requests.labels(route, str(status))
+        found.inc()
+
+    def watch(self, **levels: Callable[[], float]) -> None:
+        """Where to read some of LEVELS."""
+        for name, read in levels.items():
+            gauge = Gauge(f"kvplane_bootstrap_{name}", LEVELS[name], registry=self._registry)
+            gauge.set_function(read)

@@ -22,6 +22,16 @@ from .fields import count, flag, opt_object, opt_port, opt_text, port, rank, siz
 from .topology import EARLY, FOLLOW_ROOM
 
 MOST_RANKS = 65_536  # of one instance; the biggest known have some hundreds
+NEWER = frozenset(
+    {
+        "kv_layout",
+        "dsv41_spec_layout",
+        "enable_dsa_cache_layer_split",
+        "enable_kv_cache_sharding",
+        "prefill_http_port",
+        "decode_allocation_policy",
+    }
+)  # members that came after 0.5.10, in a registration as in the answer to a decode
 
 
 class Place(NamedTuple):
@@ -72,6 +82,7 @@ class Registration:
     generation: Generation | None = None
     plain_dp: bool = False  # replicas, not attention groups: the row is system_dp_rank
     raw_ip: str = field(default="", compare=False)  # as sent; answers repeat it untouched
+    sent: frozenset[str] = field(default=NEWER, compare=False)  # the NEWER ones this rank knows
 
     @staticmethod
     def parse(body: object) -> Registration:
@@ -147,6 +158,8 @@ def _parse(body: Mapping[str, Any]) -> Registration:
         generation=life(body.get("generation")),
         plain_dp=plain,
         raw_ip=raw_ip,
+        # Every release since 0.5.10 sends the method: who leaves it out is no engine we know.
+        sent=NEWER & body.keys() if "load_balance_method" in body else NEWER,
     )
 
 

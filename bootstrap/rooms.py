@@ -8,12 +8,15 @@ long a directory remembers one.
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Callable, Iterable
+
+from sortedcontainers import SortedList
 
 from kvplane.vocabulary import MAX_ROOM, Room
 
 SWEEP = 256  # expired rooms dropped per registration: more than come in, and never a long pause
+
+Told = tuple[float, int, int]  # deadline, room, dp rank; one object in both tables
 
 
 def mint(random63: Callable[[], int], dp_rank: int = 0, dp_size: int = 1) -> Room:
@@ -31,14 +34,14 @@ def mint(random63: Callable[[], int], dp_rank: int = 0, dp_size: int = 1) -> Roo
 
 
 class RoomTable:
-    """Room -> dp rank for `ttl_s` seconds after it was told last, at most `most` rooms.
-
-    Every room lives equally long, so the order of telling is the order of deadlines.
-    """
+    """Room -> dp rank for `ttl_s` seconds after it was told last, at most `most` rooms."""
 
     def __init__(self, ttl_s: float = 240.0, most: int = 300_000) -> None:
         self._ttl_s, self._most = ttl_s, most
-        self._rooms: OrderedDict[int, tuple[int, float]] = OrderedDict()  # room -> rank, deadline
+        self._rooms: dict[int, Told] = {}
+        self._deadlines = SortedList()  # of the same Tolds, the next to go first
+        self.expired = 0  # rooms whose time was over
+        self.forgotten = 0  # rooms whose meeting was over
         self.pushed_out = 0  # rooms that went before their time because the table was full
 
     def __len__(self) -> int:
@@ -46,33 +49,43 @@ class RoomTable:
 
     def register(self, room: int, dp_rank: int, now: float) -> None:
         """Remember it, anew if it was known. Negative numbers pass, as they do in SGLang."""
-        self._rooms[room] = (dp_rank, now + self._ttl_s)
-        self._rooms.move_to_end(room)
+        self._drop(room)
+        told = (now + self._ttl_s, room, dp_rank)
+        self._rooms[room] = told
+        self._deadlines.add(told)
         self.expire(now, SWEEP)
         if len(self._rooms) > self._most:
-            self._rooms.popitem(last=False)
+            del self._rooms[self._deadlines.pop(0)[1]]
             self.pushed_out += 1
 
     def query(self, rooms: Iterable[int], now: float) -> dict[int, int]:
         """The ranks of those known, in the order asked; asking does not make one live longer."""
         found = {}
         for room in rooms:
-            entry = self._rooms.get(room)
-            if entry is not None and now < entry[1]:
-                found[room] = entry[0]
+            told = self._rooms.get(room)
+            if told is not None and now < told[0]:
+                found[room] = told[2]
         return found
 
-    def forget(self, room: int) -> None:
-        """Its meeting is over."""
-        self._rooms.pop(room, None)
+    def forget(self, room: int) -> bool:
+        """Its meeting is over; whether it was known."""
+        known = self._drop(room)
+        self.forgotten += known
+        return known
 
     def expire(self, now: float, most: int | None = None) -> int:
         """Drop rooms past their deadline, oldest first, at most `most`; how many went."""
         gone = 0
-        while self._rooms and (most is None or gone < most):
-            oldest = next(iter(self._rooms))
-            if now < self._rooms[oldest][1]:
-                break
-            del self._rooms[oldest]
+        while self._deadlines and (most is None or gone < most) and self._deadlines[0][0] <= now:
+            del self._rooms[self._deadlines.pop(0)[1]]
             gone += 1
+        if not self._rooms:
+            self._rooms.clear()  # gives back the memory of the emptied table
+        self.expired += gone
         return gone
+
+    def _drop(self, room: int) -> bool:
+        told = self._rooms.pop(room, None)
+        if told is not None:
+            self._deadlines.remove(told)
+        return told is not None

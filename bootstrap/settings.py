@@ -5,7 +5,7 @@ Pure. Filled by wiring.py from flags and environment. Open it to change a defaul
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,9 +15,17 @@ class DirectorySettings:
     doubt_s: float = 60.0  # addresses beside a re-registered one are withheld this long: an
     # instance that came back has registered all its ranks by then (SGLang tries for 40 s at most)
     room_ttl_s: float = 240.0  # as long as SGLang keeps a room at most (two sweeps of 120 s)
-    most_rooms: int = 300_000  # then the oldest goes: 240 s of 1250 rooms per second, some 60 MB
+    most_rooms: int = 300_000  # then the oldest goes: 240 s of 1250 rooms per second, some 50 MB
     most_body_bytes: int = 1024 * 1024  # of one request, as SGLang's framework has it
+    most_bodies_bytes: int = 64 * 1024 * 1024  # of all requests that are arriving
     body_s: float = 10.0  # for the whole body to arrive; ranks send half a kilobyte
+    write_key: str = field(default="", repr=False)  # who writes must show it; never logged
+    open_writes: bool = False  # without a key, other machines may write too: anybody can then
+    # lead decodes to another place
+    most_poll_s: float = 30.0  # a question for rooms waits this long at most; proxies cut at 60
+    most_polls: int = 1024  # questions that wait at the same time; more are answered at once
+    most_engine_info_bytes: int = 8 * 1024 * 1024  # of one rank; 1000 weights are some 100 KB
+    most_engine_infos_bytes: int = 256 * 1024 * 1024  # of all ranks together
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,4 +50,5 @@ class ClientSettings:
     most_answer_bytes: int = 1024 * 1024  # of one answer
     first_wait_s: float = 0.2  # before a second try to register: the directory may be starting
     most_wait_s: float = 5.0  # the wait doubles up to this
+    tls: bool = False  # https; whom to trust is the session's affair
     register_s: float = 120.0  # all tries together; a node may come up much later than its ranks

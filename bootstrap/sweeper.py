@@ -33,5 +33,6 @@ class RoomSweeper:
         while True:
             await self._clock.sleep(self._every_s)
             for _ in range(len(self._rooms) // SWEEP + 1):
-                self._rooms.expire(self._clock.now(), SWEEP)
+                if self._rooms.expire(self._clock.now(), SWEEP) < SWEEP:
+                    break
                 await asyncio.sleep(0)  # others run between two handfuls

@@ -165,10 +165,10 @@ async def test_a_takeover_is_logged_with_old_and_new_owner(
 
 async def test_metrics_are_there_when_a_registry_is_given() -> None:
     async with serving(metrics=True) as seat:
-        await seat.put(rank_port=1)
-        await seat.put(rank_port=2)
-        await seat.put(rank_port="x")
-        await seat.put(rank_port=2, page_size=32)
+        await seat.put(attn_tp_size=2, rank_port=1)
+        await seat.put(attn_tp_size=2, rank_port=2)
+        await seat.put(attn_tp_size=2, rank_port="x")
+        await seat.put(attn_tp_size=2, attn_tp_rank=1, page_size=32)
         told = json.dumps({"bootstrap_room": 10, "dp_rank": 3}).encode()
         await seat.wire.call("POST", "/register_dp_rank", told)
         for path in ("/a", "/b"):

@@ -31,7 +31,7 @@ def put(table: Directory, now: float = 0.0, **members: Any) -> Accepted:
 
 def ports(table: Directory, now: float = 0.0) -> dict[int, int]:
     """tp rank -> port of all ranks whose address may be handed out."""
-    return {int(place.tp): e.address.port for place, e in table.trusted(now).items()}
+    return {cell[2]: entry.address.port for cell, entry in table.trusted(now).items()}
 
 
 def two(table: Directory, first: int, second: int, now: float = 0.0, **members: Any) -> None:
@@ -214,7 +214,7 @@ def test_whatever_is_sent_is_taken_or_refused_and_a_refusal_changes_nothing(
             after = (table.table(), table.facts, table.generation, table.version, table.missing())
             assert before == after
         else:
-            entry = table.table()[new.place]
+            entry = table.table()[new.place.cell]
             assert entry.address == new.address
             assert entry.trusted(0.0)
 
