@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -21,15 +21,40 @@ import xxhash
 
 from .errors import NoRegion, NotRegistered
 
+BOUNCE_BYTES = 4 * 1024 * 1024  # of device memory in host memory at a time
+
+
+class Copier(Protocol):
+    """Between the device memory of one region and the host; complete when a call returns."""
+
+    def out(self, start: int, size: int) -> memoryview:
+        """A copy of these bytes in host memory."""
+
+    def back(self, start: int, data: memoryview) -> None:
+        """The device's bytes from `start` on become `data`."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Region:
-    """One piece of memory; `owner` keeps it alive as long as the region is registered."""
+    """One piece of memory; `owner` keeps it alive as long as the region is registered.
 
-    memory: memoryview  # of bytes, writable
+    memory.py makes one of anything; on a device `memory` is None and bytes pass through `copier`.
+    """
+
+    memory: memoryview | None  # of bytes, writable
     item_bytes: int
     owner: object = None
     name: str = ""  # the same on every rank that holds this part of a page; "" = its number
+    device: str = "cpu"  # or cuda:0
+    address: int = 0
+    size: int = 0  # bytes
+    copier: Copier | None = None
+
+    def __post_init__(self) -> None:
+        if self.memory is not None and not self.address:
+            first = np.frombuffer(self.memory, np.uint8)
+            object.__setattr__(self, "address", first.ctypes.data)
+            object.__setattr__(self, "size", first.nbytes)
 
     @staticmethod
     def of(array: npt.NDArray[Any], name: str = "") -> Region:
@@ -44,11 +69,40 @@ class Region:
     @property
     def items(self) -> int:
         """How many there are."""
-        return len(self.memory) // self.item_bytes
+        return self.size // self.item_bytes
 
     def run(self, first: int, count: int = 1) -> memoryview:
-        """The bytes of `count` neighbouring items."""
-        return self.memory[first * self.item_bytes : (first + count) * self.item_bytes]
+        """The bytes of `count` neighbouring items; of a device, a copy."""
+        start, size = first * self.item_bytes, count * self.item_bytes
+        if self.memory is not None:
+            return self.memory[start : start + size]
+        assert self.copier is not None, "device memory comes with its copier"
+        return self.copier.out(start, size)
+
+    def pieces(self, first: int, count: int) -> Iterator[memoryview]:
+        """The same to be read one after another; of a device, never much of it in host memory."""
+        if self.memory is not None:
+            yield self.run(first, count)
+            return
+        assert self.copier is not None, "device memory comes with its copier"
+        for start, size in self._steps(first, count):
+            yield self.copier.out(start, size)
+
+    def into(self, first: int, count: int) -> Iterator[memoryview]:
+        """Host memory to be filled; asked for the next, what was filled is where it belongs."""
+        if self.memory is not None:
+            yield self.run(first, count)
+            return
+        assert self.copier is not None, "device memory comes with its copier"
+        bounce = memoryview(bytearray(min(BOUNCE_BYTES, count * self.item_bytes)))
+        for start, size in self._steps(first, count):
+            yield bounce[:size]
+            self.copier.back(start, bounce[:size])
+
+    def _steps(self, first: int, count: int) -> Iterator[tuple[int, int]]:
+        end = (first + count) * self.item_bytes
+        for start in range(first * self.item_bytes, end, BOUNCE_BYTES):
+            yield start, min(BOUNCE_BYTES, end - start)
 
 
 class Regions:
@@ -88,32 +142,31 @@ class Regions:
             if not 0 <= page < self.pages:
                 raise NotRegistered(page, self.pages)
 
-    def parts(self, page: int) -> tuple[memoryview, ...]:
-        """The bytes of one page, region by region."""
-        return tuple(region.run(page) for region in self._regions)
+    def parts(self, page: int) -> Sequence[memoryview]:
+        """The bytes of one page, region by region; of a device, copied when looked at."""
+        if all(region.memory is not None for region in self._regions):
+            return tuple(region.run(page) for region in self._regions)
+        return _Copied(self._regions, page)
 
     def out(self, sources: Sequence[int], pages: Sequence[int]) -> list[PageOut]:
         """Our pages `sources` on their way to the decode's `pages`."""
         both = zip(sources, pages, strict=True)
         return [PageOut(page, self.parts(source), source) for source, page in both]
 
-    def gather(self, pages: Sequence[PageOut]) -> list[memoryview]:
+    def gather(self, pages: Sequence[PageOut]) -> Iterator[memoryview]:
         """The bytes region by region, neighbours as one piece.
 
         sources 4 5 9:   region 0: [4 5] [9]   region 1: [4 5] [9]
         """
-        pieces: list[memoryview] = []
         for at, region in enumerate(self._regions):
             start = 0
             while start < len(pages):
-                end = _neighbours(pages, start)
-                first = pages[start].source
-                own = first is None or end - start == 1
-                pieces.append(
-                    pages[start].parts[at] if own else region.run(first or 0, end - start)
-                )
+                end, first = _neighbours(pages, start), pages[start].source
+                if first is None:
+                    yield pages[start].parts[at]
+                else:
+                    yield from region.pieces(first, end - start)
                 start = end
-        return pieces
 
     def sums(self, pages: Iterable[int]) -> tuple[int, ...]:
         """xxh3-64 of each page, over its regions in order. Blocks: 6 GB/s; use a thread."""
@@ -129,12 +182,27 @@ def _neighbours(pages: Sequence[PageOut], start: int) -> int:
     return end
 
 
+class _Copied(Sequence[memoryview]):
+    """The parts of a page that lie on a device, at least one of them."""
+
+    def __init__(self, regions: Sequence[Region], page: int) -> None:
+        self._regions, self._page = regions, page
+
+    def __len__(self) -> int:
+        return len(self._regions)
+
+    def __getitem__(self, at: Any) -> Any:
+        if isinstance(at, slice):
+            return [region.run(self._page) for region in self._regions[at]]
+        return self._regions[at].run(self._page)
+
+
 @dataclass(frozen=True, slots=True)
 class PageOut:
     """One page on its way: the decode's number for it, and its bytes region by region."""
 
     page: int
-    parts: tuple[memoryview, ...]
+    parts: Sequence[memoryview]
     source: int | None = None  # our number, where `parts` are the registered memory itself
 
 

@@ -11,7 +11,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from itertools import islice
 
 from ..errors import PeerGone, Refused, Stalled, TransferError
 from ..regions import runs
@@ -29,6 +28,7 @@ from .tcp_frames import (
 )
 
 PIECES = 512  # of one sendmsg; Linux takes 1024
+AHEAD_BYTES = 8 * 1024 * 1024  # asked for before they are sent: pieces of a device are copies
 
 Left = Callable[[], float]  # seconds allowed for the next step; raises Stalled at the deadline
 
@@ -67,7 +67,8 @@ def _receive_pages(sock: socket.socket, head: Head, landing: OpenLanding, stall_
     sock.sendall(answer(Status.GO))
     for region in landing.regions:
         for first, count in runs(pages):
-            _fill(sock, region.run(first, count), landing, stall_s)
+            for view in region.into(first, count):
+                _fill(sock, view, landing, stall_s)
     landing.landed_pages(pages)
     sock.sendall(answer(Status.APPLIED))
     return head.total_bytes
@@ -126,11 +127,22 @@ def send(
 
 
 def _send_all(sock: socket.socket, pieces: Iterable[memoryview], step: Callable[[], None]) -> None:
-    """Gather: many pieces a call, no copy."""
-    queue = deque(piece for piece in pieces if len(piece))
-    while queue:
+    """Gather: many pieces a call, no copy; asks for more only when what it has is little."""
+    rest = (piece for piece in pieces if len(piece))
+    queue: deque[memoryview] = deque()
+    waiting = 0  # bytes in it
+    while True:
+        while waiting < AHEAD_BYTES and len(queue) < PIECES:
+            piece = next(rest, None)
+            if piece is None:
+                break
+            queue.append(piece)
+            waiting += len(piece)
+        if not queue:
+            return
         step()
-        sent = sock.sendmsg(list(islice(queue, PIECES)))
+        sent = sock.sendmsg(queue)
+        waiting -= sent
         while sent:
             first = queue.popleft()
             if sent < len(first):
