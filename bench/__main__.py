@@ -6,10 +6,17 @@ Each row is one line: name, median of the rounds, unit, spread. Compare inside o
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable
 
-from bench import directory, hashing, index
+from bench import directory, hashing, index, transfer
+from bench.timing import Absent, Row
 
-ROWS = {"hashing": hashing.rows, "index": index.rows, "directory": directory.rows}
+ROWS: dict[str, Callable[[], Iterable[Row | Absent]]] = {
+    "hashing": hashing.rows,
+    "index": index.rows,
+    "directory": directory.rows,
+    "transfer": transfer.rows,
+}
 
 
 def main(names: list[str]) -> int:

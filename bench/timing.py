@@ -20,10 +20,26 @@ class Row:
 
     def line(self) -> str:
         """name, median, unit, least and most."""
-        middle = statistics.median(self.values)
-        spread = f"{min(self.values):,.4g} to {max(self.values):,.4g}"
+        middle = _shown(statistics.median(self.values))
+        spread = f"{_shown(min(self.values))} to {_shown(max(self.values))}"
         rounds = f"({spread}, {len(self.values)} rounds)"
-        return f"{self.name:<44} {middle:>12,.4g} {self.unit:<10} {rounds}"
+        return f"{self.name:<44} {middle:>12} {self.unit:<10} {rounds}"
+
+
+def _shown(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """No result, and why."""
+
+    name: str
+    reason: str
+
+    def line(self) -> str:
+        """name, reason."""
+        return f"{self.name:<44} not measured: {self.reason}"
 
 
 def rate(name: str, unit: str, count: int, work: Callable[[], object]) -> Row:
