@@ -1,6 +1,6 @@
 """Decode: fetch the pages of a room, then answer as if they had been computed here.
 
-Edge. Role of an engine over transfer/ (Puller). Open it to change what a decode does for a room.
+Edge. Role of an engine over transfer/ (team.py). Open it to change what a decode does for a room.
 
     lease -> pull (resolve, connect, verify: nothing unverified passes) -> consume -> answer
         failure: pages that late bytes may hit stay in quarantine until transfer/ has fenced them
@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from kvplane.runtime import Clock
-from kvplane.transfer import Metadata, TransferError
+from kvplane.transfer import Metadata
 from kvplane.vocabulary import BootstrapTriple, Room, Stage, StageRecord
 
 from .asks import Ask
@@ -55,7 +55,7 @@ class Decode:
 
     async def _pull(self, unit: Unit, lease: Lease, ask: Ask, triple: BootstrapTriple) -> Metadata:
         """Verified pages behind those we hold ourselves."""
-        assert unit.puller is not None, "a decode has a puller"
+        assert unit.team is not None, "a decode has ranks"
         held = lease.cached_tokens // PAGE_TOKENS
         pages = pages_of_prompt(unit, lease, ask.ids)[held:]
         fenced: list[int] = []
@@ -66,7 +66,7 @@ class Decode:
             unit.unquarantine(given)
 
         try:
-            metadata = await unit.puller.pull(
+            metadata = await unit.team.pull(
                 triple,
                 pages,
                 len(ask.ids),
@@ -75,11 +75,9 @@ class Decode:
                 dp_rank=ask.prefill_dp_rank,
                 held_pages=held,
             )
-        except BaseException as error:
+        except BaseException:
             unit.quarantine(lease, pages)
             unit.unquarantine(fenced)
-            if isinstance(error, TransferError):
-                raise RoomFailed(triple.room, error.stage, str(error)) from error
             raise
         self._metrics.tokens.labels("fetched").inc(len(ask.ids) - lease.cached_tokens)
         return metadata

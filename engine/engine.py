@@ -66,7 +66,7 @@ class Engine:
         self._clock = clock
         self._compute = Compute(clock, self.metrics)
         self.evidence = Evidence(settings.rooms_kept, self.metrics)
-        self.faults = Faults(settings.role, clock, self.metrics)
+        self.faults = Faults(settings.role, clock, self.metrics, settings.rank_names)
         model = Model(settings.model, positions=settings.context_length)
         self.units = [self._unit(rank, model) for rank in range(settings.dp)]
         self._network = Network(

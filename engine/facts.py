@@ -33,7 +33,7 @@ def server_info(
         "port": settings.port,
         "disaggregation_mode": MODES[settings.role],
         "disaggregation_bootstrap_port": settings.bootstrap_port if prefill else None,
-        "disaggregation_transfer_backend": "tcp",
+        "disaggregation_transfer_backend": settings.backend,
         "tp_size": settings.tp,
         "pp_size": settings.pp,
         "dp_size": settings.dp,

@@ -1,10 +1,10 @@
 """Network: the ways of an engine to other engines.
 
 Edge. Builds transfer/ and bootstrap/ for the role: a prefill offers and registers, a decode pulls
-and resolves, `both` needs nobody. Open it to change which backend moves pages.
+and resolves, `both` needs nobody. Open it to change how a rank is connected.
 
-    prefill   backend + Offers per dp rank, Registrar of all
-    decode    backend + Puller per dp rank, one Resolver for all
+    prefill   per rank a backend and Offers, per dp rank a Team, one Registrar
+    decode    per rank a backend and a Puller, per dp rank a Team, one Resolver
 """
 
 from __future__ import annotations
@@ -22,20 +22,21 @@ from kvplane.transfer import (
     Layout,
     Offers,
     Puller,
-    Region,
     TransferMetrics,
     TransferSettings,
 )
 from kvplane.vocabulary import Generation, Role, Shape, StageRecord
 
+from .cells import Cell
 from .faults import DisturbedResolver, Faults
 from .metrics import EngineMetrics
 from .model import PAGE_TOKENS, REVISION, Size
+from .ranks import Rank, regions
 from .registration import DTYPE, LAYOUT, Registered, Registrar
 from .settings import EngineSettings
+from .stages import Stages
+from .team import Team
 from .unit import Unit
-
-BACKEND = "tcp"
 
 
 class Network:
@@ -68,66 +69,88 @@ class Network:
             return
         session = aiohttp.ClientSession()
         self._stack.push_async_callback(session.close)
-        client = BootstrapClient(session)
+        client = BootstrapClient(session, key=self._settings.bootstrap_key)
+        resolver = Resolver(client, self._clock)
+        self._stack.push_async_callback(resolver.close)
         for unit in self._units:
-            unit.backend = BACKENDS[BACKEND](self._transfer, self._transfer_metrics)
-            self._stack.push_async_callback(unit.backend.stop)
-            parts = [part for memory in unit.pool for part in memory.reshape(-1, *memory.shape[2:])]
-            regions = [Region.of(part) for part in parts]
-            await unit.backend.start(self._settings.advertised, regions, self._settings.host)
+            await self._team(unit, resolver)
         if self._settings.role is Role.PREFILL:
-            await self._offer(client)
-        else:
-            resolver = Resolver(client, self._clock)
-            self._stack.push_async_callback(resolver.close)
-            self._pull(resolver)
+            await self._register(client)
 
     async def stop(self) -> None:
         """Close it all, last opened first."""
         await self._stack.aclose()
 
     def registered(self, dp_rank: int) -> Registered:
-        """Can decodes find this rank?"""
+        """Can decodes find the ranks of this dp rank?"""
         assert self._registrar is not None, "only a prefill registers"
-        return self._registrar.rank(dp_rank)
+        return self._registrar.unit(dp_rank)
 
     def not_ready(self) -> str | None:
         """Why a prefill cannot be found yet."""
         if self._registrar is None or self._registrar.ready.is_set():
             return None
-        ranks = (self._registrar.rank(unit.dp_rank) for unit in self._units)
-        return next((rank.detail for rank in ranks if not rank.ok), "registering")
+        units = (self._registrar.unit(unit.dp_rank) for unit in self._units)
+        return next((unit.detail for unit in units if not unit.ok), "registering")
 
-    async def _offer(self, client: BootstrapClient) -> None:
-        ports: dict[int, int] = {}
-        for unit in self._units:
-            assert unit.backend is not None
-            unit.offers = Offers(
-                unit.backend, self._layout, self._generation, self._record, self._clock,
-                self._transfer, self._transfer_metrics, self._faults, self._settings.known_as,
-            )  # fmt: skip
-            self._stack.push_async_callback(unit.offers.close)
-            ports[unit.dp_rank] = await unit.offers.start(self._settings.host)
+    async def _team(self, unit: Unit, resolver: Resolver) -> None:
+        """All ranks of one dp rank."""
+        sizes = self._settings.sizes
+        cells = sizes.cells(unit.dp_rank)
+        stages = Stages([sizes.name(cell) for cell in cells], self._record)
+        ranks = []
+        for cell in cells:
+            rank = await self._rank(unit, cell)
+            record = stages.of(rank.name)
+            if self._settings.role is Role.PREFILL:
+                await self._offer(rank, record)
+            else:
+                self._pull(rank, record, resolver)
+            ranks.append(rank)
+        unit.team = Team(ranks, stages)
+
+    async def _rank(self, unit: Unit, cell: Cell) -> Rank:
+        """Its memory, registered with a backend of its own."""
+        settings = self._settings
+        backend = BACKENDS[settings.backend](self._transfer, self._transfer_metrics)
+        self._stack.push_async_callback(backend.stop)
+        own = regions(unit.pool, self._layout, settings.sizes, cell)
+        await backend.start(settings.advertised, own, settings.host)
+        return Rank(cell, settings.sizes.name(cell), backend, tuple(part.name for part in own))
+
+    async def _offer(self, rank: Rank, record: Callable[[StageRecord], None]) -> None:
+        rank.offers = Offers(
+            rank.backend, self._layout, self._generation, record, self._clock, self._transfer,
+            self._transfer_metrics, self._faults.of(rank.name), self._settings.known_as,
+        )  # fmt: skip
+        self._stack.push_async_callback(rank.offers.close)
+        rank.port = await rank.offers.start(self._settings.host)
+
+    def _pull(self, rank: Rank, record: Callable[[StageRecord], None], resolver: Resolver) -> None:
+        sizes = self._settings.sizes
+        shape = Shape(
+            tp=sizes.tp, pp=sizes.pp, dp=sizes.dp, page_size=PAGE_TOKENS, kv_dtype=DTYPE,
+            kv_layout=LAYOUT,
+        )  # fmt: skip
+        rank.puller = Puller(
+            rank.backend, self._layout, DisturbedResolver(resolver, self._faults.of(rank.name)),
+            self._generation, record, self._clock, self._transfer, self._transfer_metrics, shape,
+            self._settings.known_as, tp_rank=rank.cell.tp, pp_rank=rank.cell.pp,
+        )  # fmt: skip
+        self._stack.push_async_callback(rank.puller.close)
+
+    async def _register(self, client: BootstrapClient) -> None:
+        teams = [unit.team for unit in self._units if unit.team is not None]
+        ports = {rank.cell: rank.port for team in teams for rank in team.ranks}
         self._registrar = Registrar(
             client, ports, self._generation, self._settings, self._clock, self._metrics
         )
         keeping = asyncio.create_task(supervise("register", self._registrar.keep, self._clock))
         self._stack.push_async_callback(cancel, keeping)
 
-    def _pull(self, inner: Resolver) -> None:
-        resolver = DisturbedResolver(inner, self._faults)
-        shape = Shape(dp=self._settings.dp, page_size=PAGE_TOKENS, kv_dtype=DTYPE, kv_layout=LAYOUT)
-        for unit in self._units:
-            assert unit.backend is not None
-            unit.puller = Puller(
-                unit.backend, self._layout, resolver, self._generation, self._record, self._clock,
-                self._transfer, self._transfer_metrics, shape, self._settings.known_as,
-            )  # fmt: skip
-            self._stack.push_async_callback(unit.puller.close)
-
 
 def layout_of(model: str) -> Layout:
-    """How this engine stores KV; peers compare it before a byte moves."""
+    """How this engine stores KV, all ranks together; peers compare it before a byte moves."""
     size = Size()
     return Layout(
         model, PAGE_TOKENS, DTYPE, size.layers, size.kv_heads, size.head_dim, size.page_bytes,

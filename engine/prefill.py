@@ -1,6 +1,6 @@
 """Prefill: compute a prompt and hand its pages to the decode of its room.
 
-Edge. Role of an engine over transfer/ (Offers); api.py's leg is answered when the decode agreed.
+Edge. Role of an engine over transfer/ (team.py); api.py's leg is answered when the decode agreed.
 Open it to change what a prefill does for a room.
 
     register ok? -> lease -> fill -> deliver(pages, first token) -> verdict -> one token, leg ends
@@ -13,7 +13,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 
 from kvplane.runtime import Clock
-from kvplane.transfer import Metadata, TransferError
+from kvplane.transfer import Metadata
 from kvplane.vocabulary import Room, Stage, StageRecord
 
 from .asks import Ask
@@ -45,26 +45,24 @@ class Prefill:
 
     async def run(self, unit: Unit, ask: Ask, emit: Emit) -> None:
         """One room. Raises RoomFailed, Overloaded, BadRequest."""
-        room, offers = ask.room, unit.offers
-        assert room is not None and offers is not None, "a prefill has rooms and offers"
+        room, team = ask.room, unit.team
+        assert room is not None and team is not None, "a prefill has rooms and ranks"
         self._same_rank(unit, ask, room)
         try:
             await self._register(unit, room)
             token, cached = await self._deliver(unit, ask, room)
-        except TransferError as error:
-            raise RoomFailed(room, error.stage, str(error)) from error
         except asyncio.CancelledError:
-            offers.fail(room, "its request was cancelled")
+            team.fail(room, "its request was cancelled")
             raise
         except Exception as error:
-            offers.fail(room, str(error) or type(error).__name__)
+            team.fail(room, str(error) or type(error).__name__)
             raise
         written = Written(self._decode, (), 1, ask.ignore_eos)
         emit(written.add(ask.index, token, cached))
 
     async def _deliver(self, unit: Unit, ask: Ask, room: Room) -> tuple[int, int]:
         """First token and cached tokens, once the decode has agreed."""
-        assert unit.offers is not None
+        assert unit.team is not None
         lease = await unit.lease(ask.ids, 0, ask.salt)
         try:
             context = await self._sequences.fill(unit, lease)
@@ -73,7 +71,7 @@ class Prefill:
                 room, tokens=len(ask.ids), first_token=token, cached_tokens=lease.cached_tokens
             )
             pages = pages_of_prompt(unit, lease, ask.ids)
-            await unit.offers.deliver(room, pages, said, self._settings.room_s)
+            await unit.team.deliver(room, pages, said, self._settings.room_s)
             return token, lease.cached_tokens
         finally:
             unit.give_back(lease)  # deliver is over: nobody reads the pages any more

@@ -17,6 +17,7 @@ from kvplane.bootstrap import BootstrapClient, BootstrapError, Registration
 from kvplane.runtime import Clock, backoff
 from kvplane.vocabulary import Generation
 
+from .cells import Cell, missing
 from .metrics import EngineMetrics
 from .model import PAGE_TOKENS
 from .settings import EngineSettings
@@ -30,7 +31,7 @@ TRY_S = 5.0  # one PUT or GET, as SGLang
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """Is a rank in the directory, and what to tell of it."""
+    """Is a rank, or are all ranks of a dp rank, in the directory, and what to tell of it."""
 
     ok: bool
     took_s: float
@@ -38,12 +39,12 @@ class Registered:
 
 
 class Registrar:
-    """All dp ranks of one prefill at one directory; `keep` runs until cancelled."""
+    """All ranks of one prefill at one directory; `keep` runs until cancelled."""
 
     def __init__(
         self,
         client: BootstrapClient,
-        ports: Mapping[int, int],
+        ports: Mapping[Cell, int],
         generation: Generation,
         settings: EngineSettings,
         clock: Clock,
@@ -52,13 +53,29 @@ class Registrar:
         self._client, self._ports, self._settings = client, ports, settings
         self._generation = generation
         self._clock, self._metrics = clock, metrics
-        self._known: dict[int, Registered] = {}
+        self._known: dict[Cell, Registered] = {}
         self.ready = asyncio.Event()
 
-    def rank(self, dp_rank: int) -> Registered:
+    def rank(self, cell: Cell) -> Registered:
         """What we know of one rank."""
-        never = f"dp rank {dp_rank} is not registered at {self._settings.bootstrap_address} yet"
-        return self._known.get(dp_rank, Registered(False, 0.0, never))
+        never = f"{self._name(cell)} is not registered at {self._settings.bootstrap_address} yet"
+        return self._known.get(cell, Registered(False, 0.0, never))
+
+    def unit(self, dp_rank: int) -> Registered:
+        """All ranks of one dp rank: registered when each of them is."""
+        sizes = self._settings.sizes
+        cells = sizes.cells(dp_rank)
+        known = {cell: self.rank(cell) for cell in cells}
+        if len(cells) == 1:
+            return known[cells[0]]
+        took_s = max(rank.took_s for rank in known.values())
+        there = [sizes.name(cell) for cell in cells if known[cell].ok]
+        if len(there) < len(cells):
+            first = next(rank.detail for rank in known.values() if not rank.ok)
+            names = [sizes.name(cell) for cell in cells]
+            return Registered(False, took_s, f"{missing(names, there)}: {first}")
+        address = self._settings.bootstrap_address
+        return Registered(True, took_s, f"{len(cells)} ranks are registered at {address}")
 
     async def keep(self) -> None:
         """Register, then stay registered."""
@@ -71,66 +88,82 @@ class Registrar:
                 await self._clock.sleep(next(waits))
 
     async def _all(self) -> bool:
-        try:
-            for dp_rank in self._ports:
-                if not await self._is_there(dp_rank):
-                    await self._register(dp_rank)
-        except (BootstrapError, OSError, TimeoutError) as error:
+        """One round: who is not there is entered. A rank that cannot be keeps no other one out."""
+        failed = False
+        for cell in self._ports:
+            try:
+                if not await self._is_there(cell):
+                    await self._register(cell)
+            except (BootstrapError, OSError, TimeoutError) as error:
+                failed = True
+                self._failed(cell, str(error) or type(error).__name__)
+        if failed:
             self._metrics.registrations.labels("failed").inc()
-            log.warning(
-                "registration failed at=%s error=%s action=again",
-                self._settings.bootstrap_address,
-                error,
-            )
             return False
         self.ready.set()
         return True
 
-    async def _is_there(self, dp_rank: int) -> bool:
+    def _failed(self, cell: Cell, why: str) -> None:
+        address = self._settings.bootstrap_address
+        known = self._known.get(cell)
+        if known is None or not known.ok:
+            detail = f"{self._name(cell)} is not registered at {address} yet: {why}"
+            self._known[cell] = Registered(False, 0.0, detail)
+        log.warning(
+            "registration failed rank=%r at=%s error=%s action=again",
+            self._name(cell), address, why,
+        )  # fmt: skip
+
+    async def _is_there(self, cell: Cell) -> bool:
         """Only who was registered asks: before, no answer is the normal one."""
-        if not self.rank(dp_rank).ok:
+        if not self.rank(cell).ok:
             return False
         address = self._settings.bootstrap_address
         try:
-            found = await self._client.rank(address, dp_rank, 0, 0, 0)
-            if (found.host, found.port) == (self._settings.advertised, self._ports[dp_rank]):
+            found = await self._client.rank(address, cell.dp, 0, cell.tp, cell.pp)
+            if (found.host, found.port) == (self._settings.advertised, self._ports[cell]):
                 return True
             why = f"{found.host}:{found.port} is in our place"
         except (BootstrapError, OSError, TimeoutError) as error:
             why = str(error) or type(error).__name__
-        log.warning("registration lost dp_rank=%d why=%s action=register", dp_rank, why)
+        name = self._name(cell)
+        log.warning("registration lost rank=%r why=%s action=register", name, why)
         self.ready.clear()
-        detail = f"dp rank {dp_rank} is no longer registered at {address}: {why}"
-        self._known[dp_rank] = Registered(False, 0.0, detail)
+        detail = f"{name} is no longer registered at {address}: {why}"
+        self._known[cell] = Registered(False, 0.0, detail)
         return False
 
-    async def _register(self, dp_rank: int) -> None:
+    async def _register(self, cell: Cell) -> None:
         began = self._clock.now()
         address = self._settings.bootstrap_address
-        told = Registration.parse(self._facts(dp_rank))
+        told = Registration.parse(self._facts(cell))
         await self._client.register(address, told, TRY_S)
         took = self._clock.now() - began
-        place = f"{self._settings.advertised}:{self._ports[dp_rank]}"
-        detail = f"dp rank {dp_rank} at {place} is registered at {address}"
-        self._known[dp_rank] = Registered(True, took, detail)
+        name, place = self._name(cell), f"{self._settings.advertised}:{self._ports[cell]}"
+        self._known[cell] = Registered(True, took, f"{name} at {place} is registered at {address}")
         self._metrics.registrations.labels("ok").inc()
-        log.info("registered dp_rank=%d place=%s at=%s", dp_rank, place, address)
+        log.info("registered rank=%r place=%s at=%s", name, place, address)
 
-    def _facts(self, dp_rank: int) -> dict[str, Any]:
-        dp = self._settings.dp
+    def _name(self, cell: Cell) -> str:
+        sizes = self._settings.sizes
+        several = sizes.ranks > 1
+        return f"rank {sizes.name(cell)}" if several else f"dp rank {cell.dp}"
+
+    def _facts(self, cell: Cell) -> dict[str, Any]:
+        sizes = self._settings.sizes
         return {
-            "attn_tp_size": 1,
-            "attn_tp_rank": 0,
+            "attn_tp_size": sizes.tp,
+            "attn_tp_rank": cell.tp,
             "attn_cp_size": 1,
             "attn_cp_rank": 0,
-            "attn_dp_size": dp,
-            "attn_dp_rank": dp_rank,
+            "attn_dp_size": sizes.dp,
+            "attn_dp_rank": cell.dp,
             "system_dp_size": 1,
             "system_dp_rank": 0,
-            "pp_size": 1,
-            "pp_rank": 0,
+            "pp_size": sizes.pp,
+            "pp_rank": cell.pp,
             "rank_ip": self._settings.advertised,
-            "rank_port": self._ports[dp_rank],
+            "rank_port": self._ports[cell],
             "page_size": PAGE_TOKENS,
             "kv_cache_dtype": DTYPE,
             "kv_layout": LAYOUT,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from kvplane.transfer import BACKENDS
 from kvplane.vocabulary import Role
 
+from .cells import Sizes
 from .errors import BadSetting
-from .model import PAGE_TOKENS
+from .model import PAGE_TOKENS, Size
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 WILDCARD = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
@@ -23,6 +25,7 @@ class EngineSettings:
     advertise_host: str | None = None  # what peers dial; None = host, loopback for a wildcard
     bootstrap_host: str | None = None  # prefill: where its rank directory listens; None = host
     bootstrap_port: int = 8998
+    bootstrap_key: str = field(default="", repr=False)  # what the directory wants of who registers
     events_port: int = 5557  # of dp rank 0, rank r is r higher; 0 = free ones
     replay_port: int = 5657  # the same; apart from events by more than any dp
     event_form: str = "vllm"  # whose form events have: vllm | sglang
@@ -30,9 +33,10 @@ class EngineSettings:
     block_size: int = PAGE_TOKENS  # tokens; the tile of the decoder, cannot be another
     model: str = "tiny"  # also the seed of the weights
     context_length: int = 4096  # tokens, prompt and answer
-    tp: int = 1
-    pp: int = 1
-    dp: int = 1  # caches in this process, each with its own events and rank port
+    tp: int = 1  # ranks that share out the KV heads of a cache, each with its own rank port
+    pp: int = 1  # the same for its layers
+    dp: int = 1  # caches in this process, each with its own events and tp x pp ranks
+    backend: str = "tcp"  # how pages travel: a name of transfer's table
     checksums: bool = True  # per page; off only to show that the model notices by itself
     faults: bool | None = None  # serve /fault and /truth; None = on loopback only
     name: str = ""  # who records stages; "" = role@host:port
@@ -49,13 +53,17 @@ class EngineSettings:
     stop_s: float = 5.0  # work that has not ended by then is cut off
 
     def __post_init__(self) -> None:
-        for field, least in (("blocks", 4), ("context_length", 32), ("dp", 1)):
-            if getattr(self, field) < least:
-                raise BadSetting(field, getattr(self, field), f"must be {least} or more")
-        for field in ("tp", "pp"):
-            if getattr(self, field) != 1:
-                want = "this engine computes in one rank yet; must be 1"
-                raise BadSetting(field, getattr(self, field), want)
+        for name, least in (("blocks", 4), ("context_length", 32), ("dp", 1)):
+            if getattr(self, name) < least:
+                raise BadSetting(name, getattr(self, name), f"must be {least} or more")
+        size = Size()
+        for name, whole, what in (("tp", size.kv_heads, "KV heads"), ("pp", size.layers, "layers")):
+            right = [str(part) for part in range(1, whole + 1) if whole % part == 0]
+            if str(getattr(self, name)) not in right:
+                want = f"must divide the {whole} {what} of this model: {', '.join(right)}"
+                raise BadSetting(name, getattr(self, name), want)
+        if self.backend not in BACKENDS:
+            raise BadSetting("backend", self.backend, f"must be one of {', '.join(BACKENDS)}")
         if self.role is Role.PREFILL and not 1 <= self.bootstrap_port <= 65535:
             want = "decodes must know it: 1 to 65535"
             raise BadSetting("bootstrap_port", self.bootstrap_port, want)
@@ -63,6 +71,17 @@ class EngineSettings:
             raise BadSetting("block_size", self.block_size, f"must be {PAGE_TOKENS}")
         if self.event_form not in ("vllm", "sglang"):
             raise BadSetting("event_form", self.event_form, "must be vllm or sglang")
+
+    @property
+    def sizes(self) -> Sizes:
+        """The grid of ranks."""
+        return Sizes(self.tp, self.pp, self.dp)
+
+    @property
+    def rank_names(self) -> list[str]:
+        """What the ranks are called, one after the other."""
+        cells = (cell for dp in range(self.dp) for cell in self.sizes.cells(dp))
+        return [self.sizes.name(cell) for cell in cells]
 
     @property
     def advertised(self) -> str:

@@ -18,7 +18,7 @@ from .unit import Unit
 def truth(
     settings: EngineSettings, units: Sequence[Unit], rooms: Sequence[Room], remembered: int
 ) -> dict[str, Any]:
-    """Resident blocks of each dp rank, the account of pages, and the rooms at work.
+    """Resident blocks of each dp rank, the account of pages, its ranks, and the rooms at work.
 
     A block: hash and parent as events publish them, number within its prefix, page, token ids.
     """
@@ -34,7 +34,7 @@ def truth(
 
 def _rank(unit: Unit) -> dict[str, Any]:
     cache, pages = unit.cache, unit.cache.pages()
-    moving = unit.backend.counts() if unit.backend is not None else {}
+    ranks = unit.team.ranks if unit.team is not None else ()
     return {
         "dp_rank": unit.dp_rank,
         "pages": {
@@ -45,7 +45,8 @@ def _rank(unit: Unit) -> dict[str, Any]:
         },
         "sequences": cache.at_work,
         "next_batch": unit.publisher.sequence,
-        "transfer": moving,
+        "transfer": unit.team.counts() if unit.team is not None else {},
+        "shards": [rank.shown() for rank in ranks],
         "blocks": [_block(cache, block) for block in cache.blocks()],
     }
 

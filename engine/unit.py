@@ -1,4 +1,4 @@
-"""Unit: one dp rank: its pages, its cache, its voice, its way to other engines.
+"""Unit: one dp rank: its pages, its cache, its voice, its ranks.
 
 Edge, on the event loop. prefill.py, decode.py and sequence.py work with leases it hands out. Open
 it to change who gets pages first, or when the world is told.
@@ -12,8 +12,6 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
 
-from kvplane.transfer import Backend, Offers, Puller
-
 from .cache import Cache, Lease
 from .compute import Compute
 from .errors import BadRequest, Overloaded
@@ -21,6 +19,7 @@ from .metrics import EngineMetrics
 from .model import PAGE_TOKENS, Context, Model
 from .publisher import Publisher
 from .settings import EngineSettings
+from .team import Team
 
 Wanted = tuple[Sequence[int], int, str]  # tokens, room for more, salt
 
@@ -41,9 +40,7 @@ class Unit:
         self.model, self.compute, self.publisher = model, compute, publisher
         self.pool = model.pool(settings.blocks)
         self.cache = Cache(settings.blocks, PAGE_TOKENS, settings.event_form)
-        self.backend: Backend | None = None  # the next three: engine.py, by role
-        self.offers: Offers | None = None
-        self.puller: Puller | None = None
+        self.team: Team | None = None  # network.py, where the role needs one
         self._settings, self._metrics = settings, metrics
         self._line: deque[tuple[Wanted, asyncio.Future[Lease]]] = deque()
 

@@ -209,7 +209,7 @@ async def test_a_decode_whose_client_left_frees_its_pages_and_tells_the_prefill(
     body = ask(40) | two.triple(room)
     asking = asyncio.create_task(two.decode.post("/generate", **body))
     await until(lambda: two.decode.engine.open_rooms() == [room])
-    await until(lambda: two.prefill.engine.units[0].offers.counts()["rooms"] == 1)
+    await until(lambda: two.prefill.engine.units[0].team.counts()["rooms"] == 1)
     asking.cancel()
     await asyncio.gather(asking, return_exceptions=True)
     await two.idle()

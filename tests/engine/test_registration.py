@@ -13,6 +13,7 @@ from prometheus_client import CollectorRegistry
 
 from kvplane.bootstrap import BootstrapClient, Directory, RoomTable, bootstrap_app
 from kvplane.doors import Server
+from kvplane.engine.cells import Cell
 from kvplane.engine.metrics import EngineMetrics
 from kvplane.engine.registration import Registrar
 from kvplane.engine.settings import EngineSettings
@@ -36,7 +37,8 @@ def registrar(client: BootstrapClient, port: int, ports: Mapping[int, int]) -> R
         role=Role.PREFILL, bootstrap_port=port, dp=len(ports), register_every_s=0.05
     )
     metrics = EngineMetrics(CollectorRegistry())
-    return Registrar(client, ports, Generation("g1"), settings, SystemClock(), metrics)
+    cells = {Cell(dp, 0, 0): port for dp, port in ports.items()}
+    return Registrar(client, cells, Generation("g1"), settings, SystemClock(), metrics)
 
 
 async def test_all_dp_ranks_enter_with_port_and_generation(client: BootstrapClient) -> None:
@@ -44,7 +46,7 @@ async def test_all_dp_ranks_enter_with_port_and_generation(client: BootstrapClie
     directory = server(port, "d1")
     await directory.start()
     ranks = registrar(client, port, {0: 4000, 1: 4001})
-    assert ranks.rank(1).detail == f"dp rank 1 is not registered at 127.0.0.1:{port} yet"
+    assert ranks.unit(1).detail == f"dp rank 1 is not registered at 127.0.0.1:{port} yet"
     assert await ranks._all()
     for dp, wanted in ((0, 4000), (1, 4001)):
         found = await client.rank(f"127.0.0.1:{port}", dp, 0, 0, 0)
@@ -62,10 +64,10 @@ async def test_a_directory_that_comes_later_or_comes_back_is_told(client: Bootst
     first = server(port, "d1")
     await first.start()
     await until(ranks.ready.is_set)
-    assert ranks.rank(0).ok
+    assert ranks.unit(0).ok
     await first.stop()
     await until(lambda: not ranks.ready.is_set())
-    assert "no longer registered" in ranks.rank(0).detail
+    assert "no longer registered" in ranks.unit(0).detail
     second = server(port, "d2")
     await second.start()
     await until(ranks.ready.is_set)

@@ -1,0 +1,163 @@
+"""Team: all ranks of one dp rank, acting at once for a room.
+
+Edge over transfer/. prefill.py and decode.py see one meeting, whatever the number of ranks; the
+ranks of both sides find each other (transfer/). Open it to change what one rank's failure means.
+
+    deliver   every rank, same page list     first failure: the others' decodes are told at once
+    pull      every rank, same page list     first failure: the others give up
+              all verified and agreeing, or nothing; a page is free of late bytes when every rank's
+              pull has let go of it
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from kvplane.runtime import cancel
+from kvplane.transfer import Metadata, TransferError
+from kvplane.vocabulary import BootstrapTriple, Room, Stage
+
+from .errors import RoomFailed
+from .ranks import Rank
+from .stages import Stages
+
+Released = Callable[[Sequence[int]], None]
+
+
+class Team:
+    """The ranks of a dp rank that live in this process."""
+
+    def __init__(self, ranks: Sequence[Rank], stages: Stages) -> None:
+        self.ranks = tuple(ranks)
+        self._stages = stages
+
+    async def deliver(
+        self, room: Room, pages: Sequence[int], said: Metadata, deadline_s: float
+    ) -> None:
+        """Return once every rank's decodes agreed. Raises RoomFailed naming the first that failed.
+
+        The pages are not read any more when this returns or raises.
+        """
+        failed: list[tuple[Rank, BaseException]] = []
+
+        async def one(rank: Rank) -> None:
+            assert rank.offers is not None, "a prefill's rank has offers"
+            try:
+                await rank.offers.deliver(room, pages, said, deadline_s)
+            except BaseException as error:
+                failed.append((rank, error))
+                self.fail(room, _sentence(rank, error))
+                raise
+
+        with self._stages.room(room):
+            await asyncio.gather(*(one(rank) for rank in self.ranks), return_exceptions=True)
+        if failed:
+            raise _failure(room, *failed[0])
+
+    def fail(self, room: Room, reason: str) -> None:
+        """Tell the decode of this room that it will never come; no rank delivers it any more."""
+        for rank in self.ranks:
+            if rank.offers is not None:
+                rank.offers.fail(room, reason)
+
+    async def pull(
+        self,
+        triple: BootstrapTriple,
+        pages: Sequence[int],
+        tokens: int,
+        *,
+        deadline_s: float,
+        released: Released,
+        dp_rank: int | None = None,
+        held_pages: int = 0,
+    ) -> Metadata:
+        """As Puller.pull, for all ranks. Raises RoomFailed naming the first that failed."""
+        words: dict[str, Any] = {"dp_rank": dp_rank, "held_pages": held_pages}
+        failed: list[tuple[Rank, BaseException]] = []
+        account = _Account(len(self.ranks), released)
+
+        async def one(rank: Rank) -> Metadata:
+            assert rank.puller is not None, "a decode's rank has a puller"
+            try:
+                return await rank.puller.pull(
+                    triple, pages, tokens, deadline_s=deadline_s, released=account.let_go, **words
+                )
+            except BaseException as error:
+                failed.append((rank, error))
+                raise
+
+        with self._stages.room(triple.room):
+            tasks = [asyncio.create_task(one(rank)) for rank in self.ranks]
+            account.settle(tasks, pages, failed)
+            try:
+                await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            finally:
+                await cancel(*tasks)
+        if failed:
+            raise _failure(triple.room, *failed[0])
+        return self._agreed(triple.room, [task.result() for task in tasks])
+
+    def _agreed(self, room: Room, said: Sequence[Metadata]) -> Metadata:
+        """What all of them say. Each was verified by itself; the answer must be one."""
+        for rank, other in zip(self.ranks, said, strict=True):
+            if other.first_token != said[0].first_token:
+                reason = (
+                    f"rank {rank.name}: first token {other.first_token}, "
+                    f"rank {self.ranks[0].name}: {said[0].first_token}"
+                )
+                raise RoomFailed(room, Stage.VERIFY, reason)
+        return said[0]
+
+    def counts(self) -> dict[str, int]:
+        """What all ranks hold now, added up; all 0 when idle."""
+        found: dict[str, int] = {}
+        for rank in self.ranks:
+            for name, count in rank.counts().items():
+                found[name] = found.get(name, 0) + count
+        return found
+
+
+class _Account:
+    """When does nobody hold the pages of a failed room any more?"""
+
+    def __init__(self, ranks: int, released: Released) -> None:
+        self._holding, self._running, self._released = ranks, ranks, released
+
+    def let_go(self, pages: Sequence[int]) -> None:
+        """One rank: no late byte can hit them. The last one frees them."""
+        self._holding -= 1
+        if self._holding == 0:
+            self._released(pages)
+
+    def settle(
+        self,
+        tasks: Sequence[asyncio.Task[Metadata]],
+        pages: Sequence[int],
+        failed: Sequence[tuple[Rank, BaseException]],
+    ) -> None:
+        """Where one failed, ranks that succeeded or never began let go too: when all have ended."""
+
+        def ended(_: object) -> None:
+            self._running -= 1
+            if self._running == 0 and any(task.cancelled() or task.exception() for task in tasks):
+                for _rank in range(len(tasks) - len(failed)):
+                    self.let_go(pages)
+
+        for task in tasks:
+            task.add_done_callback(ended)
+
+
+def _sentence(rank: Rank, error: BaseException) -> str:
+    text = str(error) or type(error).__name__
+    return f"rank {rank.name}: {text}" if rank.name else text
+
+
+def _failure(room: Room, rank: Rank, error: BaseException) -> BaseException:
+    """As the engine's own error; what is no failure of the transfer stays what it is."""
+    if not isinstance(error, TransferError):
+        return error
+    failure = RoomFailed(room, error.stage, _sentence(rank, error))
+    failure.__cause__ = error
+    return failure
