@@ -75,7 +75,8 @@ class _Told:
 
 def memory(seed: int) -> np.ndarray:
     """Every page its own bytes."""
-    return np.random.default_rng(seed).integers(0, 256, (PAGES, PAGE_BYTES), np.uint8)
+    base = np.random.default_rng(seed).integers(0, 256, PAGE_BYTES, np.uint8)
+    return base ^ np.arange(PAGES, dtype=np.uint8)[:, None]
 
 
 async def backend_of(array: np.ndarray, metrics: TransferMetrics, name: str = "tcp") -> Backend:
