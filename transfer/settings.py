@@ -28,3 +28,4 @@ class TransferSettings:
     most_pages: int = 262_144  # of one room: 4 Mi tokens in pages of 16
     send_threads: int = 8  # blocked in the kernel most of the time; one per moving room
     receive_threads: int = 8
+    slot_bytes: int = 8 * 1024 * 1024  # one-sided: room for the records of all rooms under way

@@ -4,8 +4,8 @@ Edge. The libraries cannot forbid one landing alone: a peer that was stopped wri
 What they can do is end: an engine that was destroyed applies nothing any more. So an unclean
 landing retires its whole session. Open it to change when a session is replaced or destroyed.
 
-    session 1: landing A (unclean) -> retired, takes no new landing ... B, C end -> destroyed -> A is
-    session 2:                        new landings are offered this one                    fenced
+    session 1: landing A is unclean -> retired ... landings B, C end -> destroyed -> A is fenced
+    session 2:                         new landings are offered this one
 """
 
 from __future__ import annotations
@@ -109,6 +109,7 @@ class Sessions:
         self._retired: list[Session] = []
         self._lock = asyncio.Lock()
         self.rotations = 0
+        self._stopped = False
 
     async def start(self, advertise: str, regions: Regions) -> None:
         """The first one. Raises NotAvailable."""
@@ -116,8 +117,9 @@ class Sessions:
         self.current = await self._new()
 
     async def _new(self) -> Session:
+        engine = await asyncio.to_thread(self._make)  # the first one loads the library
         session = Session(
-            self._make(), self._regions, self._advertise, self._backend, self._settings.slot_bytes
+            engine, self._regions, self._advertise, self._backend, self._settings.slot_bytes
         )
         await session.open()
         return session
@@ -125,7 +127,7 @@ class Sessions:
     async def rotate(self, session: Session, peer: str) -> None:
         """`session` takes nothing new any more; another one is offered. Raises Stalled."""
         async with self._lock:
-            if session is not self.current or session.closed.is_set():
+            if session is not self.current or self._stopped:
                 return
             self._retired = [each for each in self._retired if not each.closed.is_set()]
             if len(self._retired) >= MOST_RETIRED:
@@ -138,6 +140,7 @@ class Sessions:
 
     async def stop(self) -> None:
         """Destroy all; bounded."""
+        self._stopped = True
         sessions = [*self._retired, self.current] if hasattr(self, "current") else []
         closing = [session.close() for session in sessions]
         if closing:

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvplane.vocabulary import Stage
+
+from ..errors import Refused
 from ..metadata import POISON
 from .onesided_plan import Span
 
@@ -59,3 +62,39 @@ class Slots:
 
     def __len__(self) -> int:
         return len(self._taken)
+
+
+class Staging:
+    """Bytes of one write that had to be copied where they are registered."""
+
+    def __init__(self, slots: Slots, peer: str) -> None:
+        self._slots, self._peer = slots, peer
+        self._held: list[Slot] = []
+        self._kept = False
+
+    def put(self, data: memoryview) -> int:
+        """Its address now. Raises Refused where there is no room."""
+        slot = self._slots.take(len(data))
+        if slot is None:
+            reason = f"no room to stage {len(data)} bytes"
+            raise Refused(self._peer, reason, Stage.VERIFY)
+        slot.view[:] = data
+        self._held.append(slot)
+        return slot.address
+
+    def keep(self) -> None:
+        """From now on only `give` ends it."""
+        self._kept = True
+
+    def give(self) -> None:
+        """The bytes are not read any more."""
+        for slot in self._held:
+            self._slots.give(slot)
+        self._held.clear()
+
+    def __enter__(self) -> Staging:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if not self._kept:
+            self.give()

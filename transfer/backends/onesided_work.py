@@ -1,8 +1,8 @@
 """onesided_work: blocking calls of a transfer library, run with a deadline that is ours.
 
 Edge. A library call cannot be interrupted: at our deadline the caller goes on without it, the
-thread ends when the library lets it, and until then the peer is not clean. One silent peer never
-takes all threads. Open it to change what waits for what.
+thread ends when the library lets it, and until then the peer is not clean. One silent process
+never takes all threads. Open it to change what waits for what.
 """
 
 from __future__ import annotations
@@ -10,12 +10,15 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 
 from kvplane.vocabulary import Stage
 
-from ..errors import Refused, Stalled, TransferError
+from ..errors import Stalled, TransferError
+
+Ended = Callable[[BaseException | None], None]  # told once the thread is out of the call
 
 
 class Stop:
@@ -30,7 +33,7 @@ class Stop:
         self._event.set()
 
     def wait(self, seconds: float) -> bool:
-        """Sleep so long or until stopped; is it over?"""
+        """Sleep so long or until it is over; is it?"""
         left = self._deadline - time.monotonic()
         return left <= 0 or self._event.wait(min(seconds, left)) or self.over
 
@@ -40,94 +43,83 @@ class Stop:
         return self._event.is_set() or time.monotonic() >= self._deadline
 
 
-class OneSidedPeer:
-    """Prefill side of one attempt; see base.Peer."""
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self.open = True
-        self.jobs = 0  # calls that a thread may be in
-        self._failed = False
-
-    @property
-    def clean(self) -> bool:
-        """Nothing is under way, and nothing failed in a way that leaves it open."""
-        return not self.jobs and not self._failed
-
-    def ended(self, error: BaseException | None) -> None:
-        """One call less. Refused is said before anything leaves."""
-        self.jobs -= 1
-        if error is not None and not isinstance(error, Refused):
-            self._failed = True
-
-
 class Workers:
     """The threads, and how many of them one remote process may hold."""
 
     def __init__(self, threads: int, name: str) -> None:
         self._pool = ThreadPoolExecutor(threads, name)
         self._share = max(1, threads // 2)
-        self._held: dict[str, int] = {}  # remote process -> threads it holds
-        self._freed = asyncio.Condition()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._gates: dict[str, tuple[asyncio.Semaphore, set[object]]] = {}
+        self._jobs: set[asyncio.Future[None]] = set()
 
     async def run(
         self,
-        peer: OneSidedPeer,
         whom: str,
+        address: str,
         call: Callable[[Stop], None],
         deadline_s: float,
+        ended: Ended,
         stage: Stage = Stage.VERIFY,
     ) -> None:
-        """Until `call` returned, or the deadline. Raises TransferError."""
-        stop = Stop(deadline_s)
-        job: Future[None] | None = None
+        """Until `call` returned, or the deadline. Raises TransferError.
+
+        `whom` is the remote process, `address` its name in sentences. `ended` is called exactly
+        once: no thread is in `call` any more, or ever was; perhaps long after this raised.
+        """
+        stop, asked = Stop(deadline_s), False
         try:
-            async with asyncio.timeout(deadline_s):
-                await self._thread_for(whom)
-                job = self._pool.submit(call, stop)
-                peer.jobs += 1
-                self._watch(peer, whom, job)
-                await asyncio.shield(asyncio.wrap_future(job))
+            async with asyncio.timeout(deadline_s), self._gate(whom) as leave:
+                job, asked = self._pool.submit(call, stop), True
+                done = asyncio.wrap_future(job)
+                done.add_done_callback(lambda future: self._ended(future, ended, leave))
+                self._jobs.add(done)
+                try:
+                    await asyncio.wait([done])
+                finally:
+                    job.cancel()  # where no thread took it yet
+            done.result()
         except TimeoutError as error:
-            raise Stalled(peer.address, "write not confirmed within its deadline", stage) from error
+            raise Stalled(address, "not confirmed within its deadline", stage) from error
         except TransferError as error:
             error.stage = stage
             raise
         finally:
             stop.set()
-            if job is not None:
-                job.cancel()
+            if not asked:
+                ended(None)
 
-    async def _thread_for(self, whom: str) -> None:
-        async with self._freed:
-            await self._freed.wait_for(lambda: self._held.get(whom, 0) < self._share)
-            self._held[whom] = self._held.get(whom, 0) + 1
+    @asynccontextmanager
+    async def _gate(self, whom: str) -> AsyncIterator[Callable[[], None]]:
+        """A thread is free for this process; what is yielded gives it back, whenever it is."""
+        gate, inside = self._gates.setdefault(whom, (asyncio.Semaphore(self._share), set()))
+        me = object()
+        inside.add(me)
 
-    def _watch(self, peer: OneSidedPeer, whom: str, job: Future[None]) -> None:
-        """On the loop, when the thread is out of the call; later than our deadline perhaps."""
-        task = asyncio.create_task(self._ended(peer, whom, job))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        def leave(acquired: bool = True) -> None:
+            if acquired:
+                gate.release()
+            inside.discard(me)
+            if not inside:
+                self._gates.pop(whom, None)
 
-    async def _ended(self, peer: OneSidedPeer, whom: str, job: Future[None]) -> None:
-        done = asyncio.wrap_future(job)
-        await asyncio.wait([done])
-        cancelled = done.cancelled()  # never began: nothing left through it
-        peer.ended(None if cancelled else done.exception())
-        async with self._freed:
-            self._held[whom] -= 1
-            if not self._held[whom]:
-                del self._held[whom]
-            self._freed.notify_all()
+        try:
+            await gate.acquire()
+        except BaseException:
+            leave(acquired=False)
+            raise
+        yield leave
+
+    def _ended(self, job: asyncio.Future[None], ended: Ended, leave: Callable[[], None]) -> None:
+        """First of all callbacks, so that who waited sees a peer that is clean again."""
+        self._jobs.discard(job)
+        leave()
+        ended(None if job.cancelled() else job.exception())
 
     async def stop(self, most_s: float) -> None:
         """Wait for the threads, bounded; the libraries end their calls themselves."""
-        if self._tasks:
-            await asyncio.wait(self._tasks, timeout=most_s)
-        for task in self._tasks:
-            task.cancel()
+        if self._jobs:
+            await asyncio.wait(self._jobs, timeout=most_s)
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     def __len__(self) -> int:
-        return sum(self._held.values())
+        return len(self._jobs)
