@@ -22,7 +22,7 @@ FLAGS = "--write-key KEY, --open-writes, or TLS with client certificates"
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class Writer:
     """What is known of who sent a request; None where the server does not tell."""
 
     host: str | None = None
@@ -40,11 +40,11 @@ class Refusal:
     text: str
 
 
-def caller(scope: Mapping[str, Any]) -> Caller:
+def writer(scope: Mapping[str, Any]) -> Writer:
     """What an ASGI server tells of a request."""
     given = [value for key, value in scope["headers"] if key == b"authorization"]
     tls = (scope.get("extensions") or {}).get("tls") or {}
-    return Caller(
+    return Writer(
         host=(scope.get("client") or (None,))[0],
         server=(scope.get("server") or (None,))[0],
         authorization=given[0] if given else None,
@@ -52,33 +52,33 @@ def caller(scope: Mapping[str, Any]) -> Caller:
     )
 
 
-def refusal(settings: DirectorySettings, caller: Caller) -> Refusal | None:
+def refusal(settings: DirectorySettings, who: Writer) -> Refusal | None:
     """None where the caller may write."""
     if settings.write_key:
-        if _key_matches(settings.write_key, caller.authorization):
+        if _key_matches(settings.write_key, who.authorization):
             return None
-        what = "authorization (absent)" if caller.authorization is None else "authorization"
+        what = "authorization (absent)" if who.authorization is None else "authorization"
         return Refusal(401, "key", f"{what}: must be Bearer with the directory's write key")
-    if settings.open_writes or caller.certified or is_local(caller):
+    if settings.open_writes or who.certified or is_local(who):
         return None
     return Refusal(
         403, "address",
-        f"writer {caller.host}: must be on this machine; to register from elsewhere start the "
+        f"writer {who.host}: must be on this machine; to register from elsewhere start the "
         f"directory with {FLAGS}",
     )  # fmt: skip
 
 
-def is_local(caller: Caller) -> bool:
+def is_local(who: Writer) -> bool:
     """On this machine: over loopback, or from the very address it reached (nobody else has it)."""
-    if caller.host is None:
+    if who.host is None:
         return True  # no network in between
     try:
-        host = ip_address(caller.host)
+        host = ip_address(who.host)
     except ValueError:
         return False
     if isinstance(host, IPv6Address) and host.ipv4_mapped is not None:
-        return host.ipv4_mapped.is_loopback or caller.host == caller.server
-    return host.is_loopback or caller.host == caller.server
+        return host.ipv4_mapped.is_loopback or who.host == who.server
+    return host.is_loopback or who.host == who.server
 
 
 def _key_matches(key: str, authorization: bytes | None) -> bool:

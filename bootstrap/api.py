@@ -22,7 +22,7 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from kvplane.runtime import Clock
 
 from . import answers, engine_info
-from .access import caller, refusal
+from .access import refusal, writer
 from .bodies import Bodies, Receive, Scope, Unread, headers_of
 from .directory import Accepted, Directory
 from .engine_info import EngineInfos
@@ -140,7 +140,7 @@ class BootstrapApp:
         """Only for callers that may write."""
 
         async def checked(scope: Scope, receive: Receive) -> Answer:
-            refused = refusal(self._settings, caller(scope))
+            refused = refusal(self._settings, writer(scope))
             if refused is None:
                 return await handler(scope, receive)
             await self._bodies.skip(receive)

@@ -7,7 +7,7 @@ together, may hold.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
 from typing import Any
 
 from .replies import Answer, closing
@@ -34,32 +34,32 @@ class Bodies:
     async def read(self, receive: Receive, most: int | None = None) -> bytes:
         """The whole body. Raises Unread."""
         parts: list[bytes] = []
-        length = 0
+        await self._each(receive, most, parts.append)
+        return b"".join(parts)
+
+    async def skip(self, receive: Receive) -> None:
+        """Take a body that nobody wants, so that the answer arrives. Raises Unread."""
+        await self._each(receive, None, None)
+
+    async def _each(
+        self, receive: Receive, most: int | None, keep: Callable[[bytes], None] | None
+    ) -> None:
         most = self._settings.most_body_bytes if most is None else most
+        length = held = 0
         try:
             async with asyncio.timeout(self._settings.body_s):
                 async for part in _parts(receive):
-                    parts.append(part)
                     length += len(part)
-                    self.held += len(part)
+                    if keep is not None:
+                        keep(part)
+                        held += len(part)
+                        self.held += len(part)
                     self._check(length, most)
         except TimeoutError:
             said = f"body: must arrive within {self._settings.body_s:g} s"
             raise Unread("late", closing(said, 408)) from None
         finally:
-            self.held -= length
-        return b"".join(parts)
-
-    async def skip(self, receive: Receive) -> None:
-        """Take a body that nobody wants, so that the answer arrives. Raises Unread."""
-        length = 0
-        try:
-            async with asyncio.timeout(self._settings.body_s):
-                async for part in _parts(receive):
-                    length += len(part)
-                    self._check(length, self._settings.most_body_bytes)
-        except TimeoutError:
-            raise Unread("late", closing("body: must arrive", 408)) from None
+            self.held -= held
 
     def _check(self, length: int, most: int) -> None:
         if length > most:
@@ -74,7 +74,7 @@ def headers_of(scope: Scope, name: str) -> list[str]:
     return [value.decode("latin-1") for key, value in scope["headers"] if key == wanted]
 
 
-async def _parts(receive: Receive) -> Any:
+async def _parts(receive: Receive) -> AsyncIterator[bytes]:
     while True:
         message = await receive()
         if message["type"] == "http.disconnect":

@@ -93,6 +93,7 @@ class Seat:
     rooms: RoomTable
     clock: FakeClock
     wire: Wire
+    app: Any
     registry: CollectorRegistry = field(default_factory=CollectorRegistry)
 
     @property
@@ -153,7 +154,7 @@ async def serving(
     await server.start()
     wire = Wire(server.port)
     try:
-        yield Seat(server.port, directory, rooms, clock, wire, registry)
+        yield Seat(server.port, directory, rooms, clock, wire, app, registry)
     finally:
         await wire.close()
         await server.stop()
