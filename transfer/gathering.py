@@ -42,6 +42,11 @@ class Gathering:
         return next((meeting.peer for meeting in self.meetings.values()), self._nobody)
 
     @property
+    def pages(self) -> int:
+        """Page numbers kept for it."""
+        return sum(len(meeting.bind.pages) for meeting in self.meetings.values())
+
+    @property
     def _nobody(self) -> str:
         return f"decode of room {self.room}"
 

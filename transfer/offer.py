@@ -64,6 +64,7 @@ class Offers:
         self._record, self._clock, self._by = record, clock, by
         self._settings, self._metrics, self._tamper = settings, metrics, tamper
         self._rooms: dict[Room, Gathering] = {}
+        self._pages = 0  # of all rooms that are bound
         self._ended = Ended(settings.most_ended, settings.ended_s)
         self._connections: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -163,6 +164,7 @@ class Offers:
         """The only way out of the table; once per room."""
         if self._rooms.pop(gathering.room, None) is None:
             return
+        self._pages -= gathering.pages
         self._metrics.rooms.labels("prefill").dec()
         known = error if isinstance(error, TransferError) else None
         if error is not None:
@@ -261,6 +263,7 @@ class Offers:
             return None
         gathering = self._rooms.get(room) or self._open(room)
         channel.post(BoundFrame(generation=self._generation))
+        self._pages += len(bind.pages)
         return gathering.bind(channel, bind)
 
     def _refusal(self, bind: BindFrame) -> RefusedFrame | None:
@@ -273,6 +276,8 @@ class Offers:
         fault = None if gathering is None else gathering.fault(bind)
         if gathering is None and len(self._rooms) >= self._settings.most_waiting:
             fault = f"{len(self._rooms)} rooms wait already"
+        elif self._pages + len(bind.pages) > self._settings.most_bound_pages:
+            fault = f"{self._pages} pages of {len(self._rooms)} rooms wait already"
         return None if fault is None else RefusedFrame(kind="refused", reason=fault)
 
 

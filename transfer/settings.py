@@ -21,6 +21,7 @@ class TransferSettings:
     hello_s: float = 5.0  # first frame of a new connection; garbage is often silence
     fence_s: float = 5.0  # one try to fence a failed session, then again with backoff
     most_waiting: int = 4096  # rooms bound before their prefill is ready
+    most_bound_pages: int = 4 * 1024 * 1024  # page numbers of all rooms bound; some 160 MB at most
     most_connections: int = 8192  # control connections; more are closed at once
     most_handshakes: int = 256  # data connections that have not shown a known session yet
     most_ended: int = 20_000  # rooms remembered so that a late or second decode is told at once

@@ -263,6 +263,26 @@ async def test_ranks_that_disagree_about_the_first_token_are_not_believed(grids)
     await rig.idle()
 
 
+@pytest.mark.parametrize("tolerated", [(), ("dtype", "revision")], ids=["refused", "tolerated"])
+async def test_layouts_that_differ_are_refused_unless_told_otherwise(grids, tolerated) -> None:
+    """FR-TR-01: every differing field by name, nothing sent; the escape is a setting by field."""
+    rig = await grids((1, 1), (1, 1), tolerated=tolerated)
+    puller = rig.pullers[0, 0]
+    other = replace(LAYOUT, dtype="fp8", revision=9, speculative="eagle")
+    puller._side = replace(puller._side, layout=other)
+    before = rig.decode.page(5)
+    with pytest.raises(LayoutMismatch) as caught:
+        await rig.pull((0, 0), [5])
+    names = [field.split()[0] for field in caught.value.fields]
+    assert names == ["speculative"] if tolerated else ["dtype", "revision", "speculative"]
+    assert rig.decode.page(5) == before
+    puller._side = replace(puller._side, layout=replace(other, speculative=""))
+    if tolerated:
+        pulled, _ = await rig.all([3], [5])
+        assert pulled[0].first_token == 7
+    await until(lambda: not any(puller.counts().values()))
+
+
 async def test_cuts_that_leave_a_part_out_are_refused_before_anything_is_sent(grids) -> None:
     rig = await grids((2, 1), (1, 1))
     rig.resolver.shape = Shape(tp=3, page_size=16)
@@ -307,6 +327,23 @@ async def test_a_queue_longer_than_the_lease_fails_by_name(grids) -> None:
         await rig.pull((0, 0), [5])
     assert caught.value.stage.value == "verify"
     assert rig.metrics.refused.labels("control", "lease")._value.get() == 1
+    await rig.idle()
+
+
+async def test_rooms_that_wait_have_a_bound_on_their_pages_too(grids) -> None:
+    rig = await grids((1, 1), (1, 1), most_bound_pages=5)
+    first = asyncio.ensure_future(rig.pull((0, 0), [1, 2, 3]))
+    offers = rig.offers[0, 0]
+    await until(lambda: offers.counts()["rooms"])
+    with pytest.raises(Refused, match="3 pages of 1 rooms wait already"):
+        await rig.pullers[0, 0].pull(
+            replace(rig.triple, room=Room(72)), [4, 5, 6], 64, deadline_s=3, released=print
+        )
+    offers.fail(Room(71), "test over")
+    with pytest.raises(PrefillFailed):
+        await first
+    rig.released.clear()
+    await rig.all([1, 2, 3, 4, 5], [1, 2, 3, 4, 5])  # given back: all five fit again
     await rig.idle()
 
 

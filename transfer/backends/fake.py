@@ -85,7 +85,7 @@ class FakeBackend:
     async def write(self, peer: Peer, pages: Sequence[PageOut], deadline_s: float) -> None:
         """Copy, after the checks a tcp receiver makes."""
         assert isinstance(peer, FakePeer)
-        landing = await self._target(peer, deadline_s)
+        landing = await self._target(peer, deadline_s, record=False)
         numbers = tuple(page.page for page in pages)
         mine = self._regions.select(peer.ticket.regions)
         fault = pages_fault(numbers, mine.items, landing.wanted, landing.regions.items)
@@ -103,13 +103,13 @@ class FakeBackend:
     async def write_record(self, peer: Peer, record: bytes, deadline_s: float) -> None:
         """Fill the aux slot."""
         assert isinstance(peer, FakePeer)
-        landing = await self._target(peer, deadline_s)
+        landing = await self._target(peer, deadline_s, record=True)
         if not 1 <= len(record) <= peer.ticket.aux_bytes:
             raise Refused(peer.address, f"record of {len(record)} bytes", Stage.VERIFY)
         landing.slot[: len(record)] = record
         landing.recorded = True
 
-    async def _target(self, peer: FakePeer, deadline_s: float) -> OpenLanding:
+    async def _target(self, peer: FakePeer, deadline_s: float, record: bool) -> OpenLanding:
         if peer not in self._peers:
             raise Refused(peer.address, "this peer is closed", Stage.VERIFY)
         other = self._other(peer, Stage.VERIFY)
@@ -126,6 +126,10 @@ class FakeBackend:
             )
             landing.break_off(wrong)
             raise Refused(peer.address, str(wrong), Stage.VERIFY)
+        again = landing.fault_of(record)
+        if again is not None:
+            landing.break_off(again)
+            raise again
         return landing
 
     def _other(self, peer: FakePeer, stage: Stage) -> FakeBackend:

@@ -12,7 +12,9 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from ..errors import TransferError
+from kvplane.vocabulary import Stage
+
+from ..errors import Refused, TransferError
 from ..metadata import POISON
 from ..regions import Regions
 from .base import Offer, Ticket
@@ -39,6 +41,13 @@ class OpenLanding:
     def landed(self) -> int:
         """How many pages are complete."""
         return len(self.ticket.pages) - len(self.wanted)
+
+    def fault_of(self, record: bool) -> TransferError | None:
+        """What is against a further write, beside its own form; None = nothing."""
+        if not self.recorded:
+            return None
+        what = "a second record" if record else "pages after the record"
+        return Refused(self.ticket.peer, f"data head: {what}", Stage.VERIFY)
 
     def started(self) -> None:
         """Any thread: payload is announced."""

@@ -128,7 +128,7 @@ class OneSidedBackend:
     async def write(self, peer: Peer, pages: Sequence[PageOut], deadline_s: float) -> None:
         """Return when all of it is applied at the peer."""
         assert isinstance(peer, OneSidedPeer)
-        self._demand(peer, [page.page for page in pages])
+        self._demand(peer, tuple(page.page for page in pages))
         if not pages:
             return
         regions = self._regions.select(peer.ticket.regions)
@@ -146,24 +146,31 @@ class OneSidedBackend:
     async def write_record(self, peer: Peer, record: bytes, deadline_s: float) -> None:
         """Fill the aux slot; its own transfer, since nothing inside one has an order."""
         assert isinstance(peer, OneSidedPeer)
-        self._demand(peer, [])
+        self._demand(peer, None)
         if not 1 <= len(record) <= peer.ticket.aux_bytes:
             text = f"record of {len(record)} bytes, the slot has {peer.ticket.aux_bytes}"
             raise Refused(peer.address, text, Stage.VERIFY)
         with Staging(peer.session.slots, peer.address) as staging:
             address = staging.put(memoryview(record))
             made = [Move(address, peer.target.grant.address, len(record))]
+            peer.recorded = True
             await self._write(peer, made, deadline_s, staging)
 
-    def _demand(self, peer: OneSidedPeer, numbers: list[int]) -> None:
-        """What a receiver of another backend would refuse, a sender of this one has to."""
+    def _demand(self, peer: OneSidedPeer, pages: tuple[int, ...] | None) -> None:
+        """What a receiver of another backend would refuse, a sender of this one has to.
+
+        `pages` None: it is the record.
+        """
         if not peer.open:
             raise Refused(peer.address, "this peer is closed", Stage.VERIFY)
         if peer.generation != peer.ticket.generation:
             wrong = (peer.ticket.generation, peer.generation)
             raise GenerationMismatch(*wrong, "data for decode", Stage.VERIFY)
-        items = self._regions.select(peer.ticket.regions).items
-        fault = write_fault(peer.ticket, items, peer.target, peer.written, numbers)
+        if peer.recorded:
+            fault: str | None = "a second record" if pages is None else "pages after the record"
+        else:
+            items = self._regions.select(peer.ticket.regions).items
+            fault = write_fault(peer.ticket, items, peer.target, peer.written, pages or ())
         if fault is not None:
             raise Refused(peer.address, fault, Stage.VERIFY)
 

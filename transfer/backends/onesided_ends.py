@@ -52,7 +52,7 @@ class OneSidedPeer:
         self.written: set[int] = set()  # pages
         self.open = True
         self.jobs = 0  # calls that a thread may be in
-        self.posted = self.failed = False
+        self.posted = self.failed = self.recorded = False
 
     @property
     def clean(self) -> bool:

@@ -107,11 +107,11 @@ def target(offer: Offer, ticket: Ticket) -> Target:
 
 
 def write_fault(
-    ticket: Ticket, items: tuple[int, ...], theirs: Target, written: set[int], numbers: list[int]
+    ticket: Ticket, items: tuple[int, ...], theirs: Target, written: set[int], pages: Sequence[int]
 ) -> str | None:
     """What our own write would do against the ticket. The receiver cannot refuse it, so we do."""
     wanted = {page for page in ticket.pages if page not in written}
-    return pages_fault(tuple(numbers), items, wanted, theirs.items)
+    return pages_fault(tuple(pages), items, wanted, theirs.items)
 
 
 def moves(

@@ -160,7 +160,7 @@ class TcpBackend:
         finally:
             if not waiter.done() and not job.cancel():
                 self._cut(peer)
-                await _ended(waiter)
+            await _ended(waiter)
             self._sending -= 1
             self._metrics.writes.labels(outcome).inc()
 
@@ -197,4 +197,5 @@ async def _ended(waiter: asyncio.Future[None]) -> None:
     while not waiter.done():
         with suppress(asyncio.CancelledError):  # the caller is being cancelled and re-raises
             await asyncio.wait([waiter])
-    waiter.exception()  # looked at: whatever it is, the caller has a better reason
+    if not waiter.cancelled():
+        waiter.exception()  # looked at: whatever it is, the caller has a better reason

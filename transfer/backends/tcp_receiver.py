@@ -27,7 +27,17 @@ from ..errors import PeerGone, Refused, Stalled, TransferError
 from ..metrics import TransferMetrics
 from ..settings import TransferSettings
 from .landing import OpenLanding
-from .tcp_frames import HEAD_BYTES, MAGIC, BadHead, Head, Status, answer, decode_head, head_fault
+from .tcp_frames import (
+    HEAD_BYTES,
+    MAGIC,
+    BadHead,
+    Head,
+    Kind,
+    Status,
+    answer,
+    decode_head,
+    head_fault,
+)
 from .tcp_payload import close, receive
 
 log = logging.getLogger(__name__)
@@ -207,6 +217,7 @@ class Receiver:
         fault = head_fault(head, landing.ticket, landing.regions.items)
         with landing.lock:
             taken = landing.sock not in (None, waiting.sock)
+            fault = fault or landing.fault_of(head.kind is Kind.RECORD)
             if fault is None and not taken and not landing.fenced:
                 landing.sock = waiting.sock
                 self._hand_over(landing, waiting.sock, head)
