@@ -9,7 +9,8 @@ from __future__ import annotations
 from .addresses import Address, is_loopback, is_wildcard, local
 from .advertising import advertise
 from .api import app as bootstrap_app
-from .client import BootstrapClient, Endpoint
+from .calls import fresh_session
+from .client import BootstrapClient, Endpoint, RoomRanks
 from .directory import Directory
 from .errors import (
     BadAddress,
@@ -62,6 +63,7 @@ __all__ = [
     "Resolved",
     "Resolver",
     "ResolverSettings",
+    "RoomRanks",
     "RoomSweeper",
     "RoomTable",
     "Silent",
@@ -71,6 +73,7 @@ __all__ = [
     "advertise",
     "bootstrap_app",
     "compatible",
+    "fresh_session",
     "is_loopback",
     "is_wildcard",
     "local",

@@ -1,14 +1,11 @@
-"""Bootstrap client: one call to somebody's rank directory, ours or SGLang's own.
+"""Bootstrap client: one question to somebody's rank directory, ours or SGLang's own.
 
-Edge: aiohttp for control calls. Used by resolver.py (decode side) and by engines that register.
-Open it to change how a call is made or how foreign failures become ours; what is remembered is
-resolver.py's affair.
+Edge, over calls.py. Used by resolver.py (decode side) and by engines that register. Open it to
+change what is asked and how an answer is read; what is remembered is resolver.py's affair.
 """
 
 from __future__ import annotations
 
-import asyncio
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -18,23 +15,16 @@ import aiohttp
 from kvplane.runtime import Clock, SystemClock, backoff
 from kvplane.vocabulary import Generation, Room, Stage
 
-from .addresses import Address, bare, is_host
-from .answers import GENERATION, PARAMETERS
-from .errors import (
-    BadAnswer,
-    BadInput,
-    NoDirectory,
-    NotRegistered,
-    RankUnknown,
-    Refused,
-    Silent,
-)
+from .addresses import bare, is_host
+from .answers import PARAMETERS
+from .calls import Call, Caller, Reply
+from .errors import BadAnswer, BadInput, NoDirectory, Silent
 from .fields import number, port, text
 from .registration import Registration
 from .settings import ClientSettings
 from .topology import Topology
 
-NO_LIMIT = aiohttp.ClientTimeout(total=None, connect=None, sock_connect=None, sock_read=None)
+PREFER, APPLIED = "prefer", "preference-applied"  # RFC 7240
 AGAIN = (NoDirectory, Silent, BadAnswer)  # a try to register that may go well later
 
 
@@ -48,18 +38,19 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Reply:
-    """One answer, read to its end."""
+class RoomRanks:
+    """What a directory knows of the rooms it was asked for."""
 
-    status: int
-    body: bytes
-    generation: Generation | None
+    ranks: Mapping[Room, int]  # known rooms only
+    generation: Generation | None = None
+    waited: bool = False  # it kept the question until it could answer; SGLang's answers at once
 
 
 class BootstrapClient:
     """Calls with deadlines. `address` is host:port, IPv6 in brackets, or an http:// URL.
 
-    Every failure is a BootstrapError; an address that cannot be meant is BadAddress.
+    `key` goes with what changes a directory, and nowhere else; it is never shown. Every failure is
+    a BootstrapError; an address that cannot be meant is BadAddress.
     """
 
     def __init__(
@@ -67,9 +58,14 @@ class BootstrapClient:
         session: aiohttp.ClientSession,
         settings: ClientSettings | None = None,
         clock: Clock | None = None,
+        key: str = "",
     ) -> None:
-        self._session, self._settings = session, settings or ClientSettings()
+        if not (key.isascii() and key.isprintable()):  # a header could not carry it
+            raise BadInput("write key", "(hidden)", "printable ASCII")
+        self._settings = settings or ClientSettings()
+        self._caller = Caller(session, self._settings)
         self._clock = clock or SystemClock()
+        self._sign = {"authorization": f"Bearer {key}"} if key else {}
 
     async def register(
         self, address: str, registration: Registration, deadline_s: float | None = None
@@ -84,10 +80,8 @@ class BootstrapClient:
         while True:
             left = max(end - self._clock.now(), 0.001)
             try:
-                reply = await self._call(
-                    "PUT", address, "/route", Stage.REGISTER, left, registration.body()
-                )
-                _expect_ok(address, reply, Stage.REGISTER)
+                reply = await self._write("PUT", address, "/route", registration.body(), left)
+                reply.expect_ok()
                 return reply.generation
             except AGAIN:
                 wait = next(waits)
@@ -99,132 +93,95 @@ class BootstrapClient:
         self, address: str, deadline_s: float | None = None
     ) -> tuple[Topology, Generation | None]:
         """What the instance looks like. Raises NotRegistered while ranks are missing."""
-        stage = Stage.RESOLVE_TOPOLOGY
-        reply = await self._call("GET", address, _route(-1, -1, -1, -1), stage, deadline_s)
+        call = Call("GET", address, _route(-1, -1, -1, -1), Stage.RESOLVE_TOPOLOGY)
+        reply = await self._caller.make(call, deadline_s)
         try:
-            return Topology.parse(_json(address, reply, stage)), reply.generation
+            return Topology.parse(reply.json()), reply.generation
         except BadInput as error:
-            raise BadAnswer(address, str(error), stage) from error
+            raise reply.bad(str(error)) from error
 
     async def rank(
         self, address: str, dp: int, cp: int, tp: int, pp: int, deadline_s: float | None = None
     ) -> Endpoint:
         """Where one rank listens. Raises RankUnknown where there is none such."""
-        stage = Stage.RESOLVE_RANK
-        reply = await self._call("GET", address, _route(dp, cp, tp, pp), stage, deadline_s)
-        answer = _object(address, reply, stage)
+        call = Call("GET", address, _route(dp, cp, tp, pp), Stage.RESOLVE_RANK)
+        reply = await self._caller.make(call, deadline_s)
+        answer = reply.object()
         try:
             host = bare(text(answer, "rank_ip"))
             if not is_host(host):
                 raise BadInput("rank_ip", host, "an address")
             return Endpoint(host, port(answer, "rank_port"), reply.generation)
         except BadInput as error:
-            raise BadAnswer(address, str(error), stage) from error
+            raise reply.bad(str(error)) from error
 
     async def dp_ranks(
         self, address: str, rooms: Iterable[int], deadline_s: float | None = None
     ) -> dict[Room, int]:
-        """The dp ranks of those rooms that are known there."""
-        stage, body = Stage.RESOLVE_RANK, {"bootstrap_rooms": list(rooms)}
-        reply = await self._call("POST", address, "/query_dp_ranks", stage, deadline_s, body)
-        answer = _object(address, reply, stage)
+        """The dp ranks of those rooms that are known there now."""
+        return dict((await self.ask_rooms(address, rooms, 0.0, deadline_s)).ranks)
+
+    async def ask_rooms(
+        self,
+        address: str,
+        rooms: Iterable[int],
+        wait_s: float = 0.0,
+        deadline_s: float | None = None,
+    ) -> RoomRanks:
+        """The same with what else the answer says; it may take `wait_s` more for unknown rooms.
+
+        The wait is a wish in whole seconds, less than one is none.
+        """
+        wait = int(wait_s)
+        wish = {PREFER: f"wait={wait}"} if wait else {}
+        body = {"bootstrap_rooms": list(rooms)}
+        stage = Stage.RESOLVE_RANK
+        call = Call("POST", address, "/query_dp_ranks", stage, body, wish, wait)
+        reply = await self._caller.make(call, deadline_s)
+        waited = bool(wait) and "wait" in reply.headers.get(APPLIED, "")
         try:
-            return {Room(number("room", k)): number("dp_rank", v) for k, v in answer.items()}
+            answer = reply.object().items()
+            found = {Room(number("room", k)): number("dp_rank", v) for k, v in answer}
         except BadInput as error:
-            raise BadAnswer(address, str(error), stage) from error
+            raise reply.bad(str(error)) from error
+        return RoomRanks(found, reply.generation, waited)
 
     async def register_dp_rank(
         self, address: str, room: int, dp_rank: int, deadline_s: float | None = None
     ) -> None:
         """Tell which dp rank of the prefill a room went to; one try."""
-        stage, body = Stage.REGISTER, {"bootstrap_room": room, "dp_rank": dp_rank}
-        reply = await self._call("POST", address, "/register_dp_rank", stage, deadline_s, body)
-        _expect_ok(address, reply, stage)
+        body = {"bootstrap_room": room, "dp_rank": dp_rank}
+        (await self._write("POST", address, "/register_dp_rank", body, deadline_s)).expect_ok()
+
+    async def forget_rooms(
+        self, address: str, rooms: Iterable[int], deadline_s: float | None = None
+    ) -> int:
+        """Tell that these rooms are over; how many the server forgot. One try.
+
+        0 where it does not know how to: SGLang's own lets them expire.
+        """
+        body = {"bootstrap_rooms": list(rooms)}
+        reply = await self._write("POST", address, "/forget_rooms", body, deadline_s)
+        if reply.status in (404, 405):
+            return 0
+        try:
+            return number("forgotten", reply.object().get("forgotten"))
+        except BadInput as error:
+            raise reply.bad(str(error)) from error
 
     async def health(self, address: str, deadline_s: float | None = None) -> Generation | None:
         """Whether it answers, and which life of it does; raises where it does not."""
-        reply = await self._call("GET", address, "/health", Stage.RESOLVE_TOPOLOGY, deadline_s)
-        _expect_ok(address, reply, Stage.RESOLVE_TOPOLOGY)
+        call = Call("GET", address, "/health", Stage.RESOLVE_TOPOLOGY)
+        reply = await self._caller.make(call, deadline_s)
+        reply.expect_ok()
         return reply.generation
 
-    async def _call(
-        self,
-        method: str,
-        address: str,
-        path: str,
-        stage: Stage,
-        deadline_s: float | None,
-        body: Any = None,
+    async def _write(
+        self, method: str, address: str, path: str, body: Any, deadline_s: float | None
     ) -> Reply:
-        limit = self._settings.call_s if deadline_s is None else deadline_s
-        limit = min(limit, self._settings.call_s)
-        url = Address.parse(address).url + path
-        try:
-            async with (
-                asyncio.timeout(limit),
-                self._session.request(
-                    method, url, json=body, timeout=NO_LIMIT, allow_redirects=False
-                ) as response,
-            ):
-                raw = await self._read(address, response, stage)
-                return Reply(response.status, raw, _life(response.headers.get(GENERATION)))
-        except TimeoutError:
-            raise Silent(address, limit, stage) from None
-        except aiohttp.ClientConnectorError as error:
-            raise NoDirectory(address, _why(error.os_error)) from error
-        except (aiohttp.ClientError, OSError) as error:
-            raise BadAnswer(address, str(error) or type(error).__name__, stage) from error
-
-    async def _read(self, address: str, response: aiohttp.ClientResponse, stage: Stage) -> bytes:
-        most = self._settings.most_answer_bytes
-        parts: list[bytes] = []
-        length = 0
-        async for part in response.content.iter_chunked(65_536):
-            parts.append(part)
-            length += len(part)
-            if length > most:
-                raise BadAnswer(address, f"more than {most} bytes", stage)
-        return b"".join(parts)
+        call = Call(method, address, path, Stage.REGISTER, body, self._sign)
+        return await self._caller.make(call, deadline_s)
 
 
 def _route(*ranks: int) -> str:
     return "/route?" + "&".join(f"{n}={r}" for n, r in zip(PARAMETERS, ranks, strict=True))
-
-
-def _expect_ok(address: str, reply: Reply, stage: Stage) -> None:
-    """Anything but 200 becomes the error a caller can act on."""
-    if reply.status == 200:
-        return
-    said = reply.body[:200].decode("utf-8", "replace")
-    if reply.status == 503 and stage is not Stage.REGISTER:
-        raise NotRegistered(address, said)
-    if reply.status == 404 and stage is Stage.RESOLVE_RANK:
-        raise RankUnknown(address, said)
-    if reply.status >= 500 or reply.status in (408, 425, 429) or reply.status < 400:
-        raise BadAnswer(address, f"status {reply.status}: {said}", stage)
-    raise Refused(address, reply.status, said, stage)
-
-
-def _json(address: str, reply: Reply, stage: Stage) -> Any:
-    _expect_ok(address, reply, stage)
-    try:
-        return json.loads(reply.body)
-    except (ValueError, RecursionError) as error:
-        raise BadAnswer(address, f"no JSON: {error}"[:200], stage) from error
-
-
-def _object(address: str, reply: Reply, stage: Stage) -> Mapping[str, Any]:
-    answer = _json(address, reply, stage)
-    if not isinstance(answer, Mapping):
-        raise BadAnswer(address, "no JSON object", stage)
-    return answer
-
-
-def _life(header: str | None) -> Generation | None:
-    return Generation(header) if header and len(header) <= 256 else None
-
-
-def _why(error: OSError) -> str:
-    if isinstance(error, ConnectionRefusedError):
-        return "connection refused"
-    return error.strerror or str(error) or type(error).__name__

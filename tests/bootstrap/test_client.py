@@ -6,8 +6,8 @@ import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 
-import aiohttp
 import pytest
+from kit.clock import FakeClock
 from kit.directory import Seat, rank, serving
 from kit.peer import answer, peer, replies
 from kit.ports import free_port
@@ -24,9 +24,11 @@ from kvplane.bootstrap import (
     RankUnknown,
     Refused,
     Registration,
+    RoomRanks,
     Silent,
+    fresh_session,
 )
-from kvplane.vocabulary import Stage
+from kvplane.vocabulary import Room, Stage
 
 RANK = Registration.parse(rank(rank_ip="10.0.0.9", rank_port=7, generation="g1"))
 QUICK = ClientSettings(first_wait_s=0.02, most_wait_s=0.05)
@@ -34,7 +36,7 @@ QUICK = ClientSettings(first_wait_s=0.02, most_wait_s=0.05)
 
 @pytest.fixture
 async def client() -> AsyncIterator[BootstrapClient]:
-    async with aiohttp.ClientSession() as session:
+    async with fresh_session() as session:
         yield BootstrapClient(session, QUICK)
 
 
@@ -47,19 +49,57 @@ async def test_what_one_registers_another_finds(client: BootstrapClient, seat: S
     assert await client.health(seat.address) == "g1"
 
 
-async def test_rooms_go_there_and_back(client: BootstrapClient, seat: Seat) -> None:
+async def test_rooms_go_there_and_back_and_away(client: BootstrapClient, seat: Seat) -> None:
     await client.register_dp_rank(seat.address, 2**63 - 1, 3)
     assert await client.dp_ranks(seat.address, [2**63 - 1, 5]) == {2**63 - 1: 3}
+    assert await client.forget_rooms(seat.address, [2**63 - 1, 5]) == 1
+    assert await client.dp_ranks(seat.address, [2**63 - 1, 5]) == {}
 
 
-async def test_a_rank_registers_before_its_directory_listens(client: BootstrapClient) -> None:
-    port = free_port()  # FR-BS-02, first run
-    telling = asyncio.create_task(client.register(f"127.0.0.1:{port}", RANK, deadline_s=30))
-    await asyncio.sleep(0.1)
-    assert not telling.done()
-    async with serving(port=port) as seat:
-        assert await asyncio.wait_for(telling, 20) == "g1"
-        assert seat.directory.complete(seat.clock.now())
+async def test_a_question_for_rooms_may_wait_until_they_are_told(
+    client: BootstrapClient, seat: Seat
+) -> None:
+    asking = asyncio.create_task(client.ask_rooms(seat.address, [7, 8], wait_s=20.0))
+    await client.register_dp_rank(seat.address, 7, 1)
+    assert not asking.done()
+    await client.register_dp_rank(seat.address, 8, 0)
+    assert await asking == RoomRanks({Room(7): 1, Room(8): 0}, seat.directory.generation, True)
+    known = await client.ask_rooms(seat.address, [7], wait_s=0.9)  # less than one second is none
+    assert (known.ranks, known.waited) == ({7: 1}, False)
+
+
+async def test_a_server_that_cannot_wait_or_forget_is_no_failure(client: BootstrapClient) -> None:
+    """SGLang's own answers a query at once and knows no /forget_rooms."""
+    async with peer(replies(answer(b'{"7": 1}'))) as other:
+        assert await client.ask_rooms(other.url, [7, 8], wait_s=20) == RoomRanks({Room(7): 1})
+    async with peer(replies(answer(b"404: Not Found", 404))) as other:
+        assert await client.forget_rooms(other.url, [7]) == 0
+    async with peer(replies(answer(b'{"forgotten": null}'))) as other:
+        with pytest.raises(BadAnswer, match="forgotten"):
+            await client.forget_rooms(other.url, [7])
+
+
+async def test_a_rank_registers_before_its_directory_listens(clock: FakeClock) -> None:
+    """FR-BS-02, first run: the directory listens 2 s after the first PUT, on the usual schedule."""
+    port = free_port()
+    async with fresh_session() as session:
+        client = BootstrapClient(session, clock=clock)
+        began = clock.now()
+        telling = asyncio.create_task(client.register(f"127.0.0.1:{port}", RANK))
+        while clock.now() < began + 2:
+            await until(clock.sleeping)  # refused, and waiting for the next try
+            clock.advance(0.1)
+        assert not telling.done()
+        async with serving(port=port) as seat:
+
+            async def told() -> bool:
+                clock.advance(0.1)
+                return telling.done()
+
+            await until(told)
+            assert await telling == "g1"
+            assert clock.now() - began < 10
+            assert seat.directory.complete(seat.clock.now())
 
 
 async def test_a_directory_that_never_comes_is_named(client: BootstrapClient) -> None:

@@ -20,8 +20,17 @@ class FakeClock:
 
     async def sleep(self, seconds: float) -> None:
         woken = asyncio.Event()
-        self._sleepers.append((self._now + seconds, woken))
-        await woken.wait()
+        sleeper = (self._now + seconds, woken)
+        self._sleepers.append(sleeper)
+        try:
+            await woken.wait()
+        finally:
+            if sleeper in self._sleepers:  # cancelled
+                self._sleepers.remove(sleeper)
+
+    def sleeping(self) -> int:
+        """How many wait for a later time."""
+        return len(self._sleepers)
 
     def advance(self, seconds: float) -> None:
         self._now += seconds
