@@ -74,9 +74,9 @@ class EngineProcess(Composite):
         told = self._told
         names = (
             "host port advertise_host bootstrap_port events_port replay_port event_form blocks "
-            "block_size model context_length tp pp dp checksums faults"
+            "block_size model context_length tp pp dp backend checksums faults"
         )
-        values = {name: told[name] for name in names.split()}
+        values = {name: told[name] for name in names.split()} | {"bootstrap_key": told["write_key"]}
         engine = Engine(EngineSettings(role=Role(told["role"]), **values), SystemClock())
         if engine.settings.role is Role.PREFILL:
             writers = directory_settings(told)

@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import random
-import signal
 import sys
 import time
 from collections import Counter
@@ -20,10 +19,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+from kit.chaos import trouble
 from kit.plane import EngineSeat, Plane, plane
 from kit.wait import until
-
-from kvplane.children import Child
 
 SECONDS = float(os.environ.get("KVPLANE_SOAK_S", "120"))
 SEED = int(os.environ.get("KVPLANE_SOAK_SEED", "1"))
@@ -31,19 +29,10 @@ CLIENTS = 6
 PATIENCE_S = 30.0  # then a client leaves: a fault may hang a leg for longer
 QUIET_S = 90.0  # after the last fault; a room's own deadline is 60 s
 GATEWAY = ["--health-check-interval-secs", "1", "--cb-timeout-duration-secs", "2"]
-FAULTS = {
-    "prefill": [
-        *(("register", kind) for kind in ("delay", "error", "reset", "hang")),
-        *(("connect", kind) for kind in ("delay", "error", "reset")),
-        *(("verify", kind) for kind in ("delay", "error", "reset", "flip-byte", "swap-pages")),
-        *(("verify", kind) for kind in ("foreign-room", "short", "stale-generation", "hang")),
-    ],
-    "decode": [
-        *(("resolve-topology", kind) for kind in ("delay", "error", "reset")),
-        *(("resolve-rank", kind) for kind in ("delay", "error", "reset")),
-        *(("consume", kind) for kind in ("delay", "error", "reset", "hang")),
-    ],
-}
+SEATS = (
+    EngineSeat("p0", "prefill", ["--tp", "2"]), EngineSeat("p1", "prefill", ["--pp", "2"]),
+    EngineSeat("d0", "decode", ["--tp", "2"]), EngineSeat("d1", "decode"),
+)  # fmt: skip
 
 
 @dataclass
@@ -164,39 +153,6 @@ async def ask(soak: Soak, question: Question, stream: bool) -> str:
     return "ok"
 
 
-async def chaos(soak: Soak, name: str, end: float) -> None:
-    """Something goes wrong with one engine every second or so."""
-    running = soak.running
-    while time.monotonic() < end:
-        await asyncio.sleep(soak.chance.uniform(0.5, 3.0))
-        dice = soak.chance.random()
-        if dice < 0.7:
-            stage, kind = soak.chance.choice(FAULTS[running.engines[name].role])
-            soak.chaos[kind] += 1
-            count = 1 if kind == "hang" else soak.chance.randrange(1, 4)
-            await running.fault(name, stage=stage, kind=kind, count=count, seconds=0.5)
-        elif dice < 0.85:
-            soak.chaos["stopped"] += 1
-            await stopped(running.children[name], soak.chance.uniform(0.05, 4.0))
-        else:
-            soak.chaos["killed"] += 1
-            running.children[name].kill()
-            await running.children[name].stop()
-            await asyncio.sleep(soak.chance.uniform(0, 2.0))
-            running.children[name] = running.engines[name].child()
-            await running.children[name].start()
-
-
-async def stopped(child: Child, seconds: float) -> None:
-    """SIGSTOP for so long."""
-    assert child.pid is not None
-    os.kill(child.pid, signal.SIGSTOP)
-    try:
-        await asyncio.sleep(seconds)
-    finally:
-        os.kill(child.pid, signal.SIGCONT)
-
-
 async def unsettled(running: Plane) -> list[Any]:
     """What is not given back yet."""
     found: list[Any] = []
@@ -259,8 +215,7 @@ async def lone_engine() -> AsyncIterator[str]:
 
 async def test_after_faults_deaths_and_pauses_no_answer_was_wrong_and_all_is_given_back() -> None:
     chance = random.Random(SEED)
-    seats = [EngineSeat(f"{role[0]}{n}", role) for role in ("prefill", "decode") for n in (0, 1)]
-    async with plane(seats, GATEWAY) as running, lone_engine() as lone:
+    async with plane(SEATS, GATEWAY) as running, lone_engine() as lone:
         soak = Soak(running, chance, questions(chance))
         try:
             for question in soak.questions:
@@ -268,8 +223,8 @@ async def test_after_faults_deaths_and_pauses_no_answer_was_wrong_and_all_is_giv
                 assert status == 200, answer
                 question.answer = told(answer)
             end = time.monotonic() + SECONDS
-            trouble = (chaos(soak, name, end) for name in running.engines)
-            await asyncio.gather(*trouble, *(client(soak, end) for _ in range(CLIENTS)))
+            bad = (trouble(running, name, chance, soak.chaos, end) for name in running.engines)
+            await asyncio.gather(*bad, *(client(soak, end) for _ in range(CLIENTS)))
             await judged(soak)
         finally:
             for child in running.children.values():
@@ -293,15 +248,17 @@ async def judged(soak: Soak) -> None:
     true_s = time.monotonic() - begun
     for question in soak.questions:  # the plane works again
         assert await ask(soak, question, stream=False) == "ok", question
+    faults = sum(soak.chaos.values()) - soak.chaos["depths compared"]
     sys.stdout.write(
-        f"\nsoak seed={SEED} seconds={SECONDS:g} outcomes={during} chaos={dict(soak.chaos)} "
+        f"\nsoak seed={SEED} seconds={SECONDS:g} faults={faults} outcomes={during} "
+        f"chaos={dict(soak.chaos)} "
         f"wrong={len(soak.wrong)} slowest_s={soak.slowest_s:.1f} settled_s={settled_s:.1f} "
         f"index_true_s={true_s:.1f}\n"
     )
     assert not soak.wrong, soak.wrong[:3]
     assert not stuck, stuck
     assert not depths, depths
-    assert during["ok"] > 0 and soak.chaos["killed"] + soak.chaos["stopped"] > 0
+    assert during["ok"] > 0 and soak.chaos["killed"] + soak.chaos["stopped and woken"] > 0
 
 
 async def _shallow(soak: Soak, depths: list[str]) -> bool:
