@@ -15,9 +15,17 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import pytest
+from kit.onesided import StandInBackend
 from kit.wait import until
 
-from kvplane.transfer import BACKENDS, Backend, Region, TransferMetrics, TransferSettings
+from kvplane.transfer import (
+    BACKENDS,
+    Backend,
+    Region,
+    TransferMetrics,
+    TransferSettings,
+    flip_byte,
+)
 from kvplane.transfer.backends import Landing, Peer, Ticket, why_unavailable
 from kvplane.transfer.errors import (
     GenerationMismatch,
@@ -32,6 +40,7 @@ from kvplane.vocabulary import Generation, Room
 
 PAGES, ITEM = 16, 192  # pages a side, float16 numbers of one page in one layer
 SETTINGS = TransferSettings(stall_s=1.0, connect_s=3.0, fence_s=10.0)
+MEMBERS = {**BACKENDS, "stand-in": StandInBackend}  # one-sided without a library
 EXITS_HARD = "KVPLANE_TEST_EXITS_HARD" in os.environ  # this process ends with os._exit
 sessions = itertools.count(1)
 
@@ -50,7 +59,7 @@ class Side:
 async def side(name: str, seed: int) -> Side:
     random = np.random.default_rng(seed)
     layers = [random.random((PAGES, 2, ITEM // 2)).astype(np.float16) for _ in range(3)]
-    backend = BACKENDS[name](SETTINGS, TransferMetrics())
+    backend = MEMBERS[name](SETTINGS, TransferMetrics())
     await backend.start("127.0.0.1", [Region.of(layer) for layer in layers])
     return Side(backend, layers)
 
@@ -85,7 +94,7 @@ class Pair:
 
 def members() -> list[object]:
     """Every backend; those that cannot run here are skipped and say why."""
-    why = {name: why_unavailable(make) for name, make in BACKENDS.items()}
+    why = {name: why_unavailable(make) for name, make in MEMBERS.items()}
     if why["nixl"] is None and not EXITS_HARD:
         why["nixl"] = "it crashes a process that exits: make test-transfer runs it in its own"
     return [
@@ -241,6 +250,17 @@ async def test_after_an_unclean_fence_others_land_as_before(pair: Pair) -> None:
         await backend.fence(landing, one.clean)
     await fencing
     await idle(pair)
+
+
+async def test_bytes_that_lie_in_no_region_travel_too(pair: Pair) -> None:
+    ticket = pair.ticket(0, 1, 2)
+    landing = pair.decode.backend.landing(ticket, 5.0)
+    peer = await pair.connect(landing)
+    out = flip_byte(pair.out([4, 5, 6], [0, 1, 2]), at=0)
+    await pair.prefill.backend.write(peer, out, 5.0)
+    assert pair.decode.page(0)[1:] == pair.prefill.page(4)[1:]
+    assert pair.decode.page(0)[0] == pair.prefill.page(4)[0] ^ 1
+    assert [pair.decode.page(at) for at in (1, 2)] == [pair.prefill.page(at) for at in (5, 6)]
 
 
 async def test_a_record_larger_than_its_slot_is_refused(pair: Pair) -> None:
