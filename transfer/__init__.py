@@ -9,7 +9,7 @@
 Others use these names only.
 """
 
-from .backends import BACKENDS, Backend
+from .backends import BACKENDS, Backend, must_exit_hard
 from .errors import (
     BadMetadata,
     ChecksumMismatch,
@@ -28,6 +28,7 @@ from .errors import (
     TransferError,
     Unresolved,
 )
+from .memory import region_of
 from .metadata import Layout, Metadata
 from .metrics import TransferMetrics
 from .offer import Offers
@@ -80,7 +81,9 @@ __all__ = [
     "drop_last",
     "flip_byte",
     "foreign_room",
+    "must_exit_hard",
     "owned",
+    "region_of",
     "stale_generation",
     "swap_pages",
 ]

@@ -44,10 +44,10 @@ class Slots:
         """A poisoned slot; None when there is no room for it."""
         start = 0
         for taken, slot in sorted(self._taken.items(), key=lambda each: each[0]):
-            if taken - start >= size:
+            if taken - start >= max(size, 1):
                 break
             start = taken + -(-max(len(slot.view), 1) // ALIGN) * ALIGN
-        if start + size > self.span.size:
+        if start + max(size, 1) > self.span.size:
             return None
         made = Slot(self.span.address + start, self._view[start : start + size])
         made.poison()
