@@ -77,7 +77,7 @@ class BootstrapApp:
         self._directory, self._rooms, self._clock = directory, rooms, clock
         self._settings, self._metrics, self._registry = settings, metrics, registry
         self._lookups, self._bodies = Lookups(directory), Bodies(settings)
-        self._polls = Polls(clock, settings.most_polls)
+        self.polls = Polls(clock, settings.most_polls)
         self._infos = EngineInfos(settings.most_engine_infos_bytes)
         self._generation = ("", b"")  # text and bytes of the header
         self._routes = self._table()
@@ -101,11 +101,11 @@ class BootstrapApp:
 
     async def start(self) -> None:
         """Questions may wait."""
-        await self._polls.start()
+        await self.polls.start()
 
     async def stop(self) -> None:
         """Answer those that wait, so that the port can close."""
-        await self._polls.stop()
+        await self.polls.stop()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan":
@@ -191,7 +191,7 @@ class BootstrapApp:
 
     async def _register_room(self, scope: Scope, receive: Receive) -> Answer:
         raw = await self._bodies.read(receive)
-        self._polls.told(answers.register_room(self._rooms, raw, self._clock.now()))
+        self.polls.told(answers.register_room(self._rooms, raw, self._clock.now()))
         return OK
 
     async def _query_rooms(self, scope: Scope, receive: Receive) -> Answer:
@@ -214,7 +214,7 @@ class BootstrapApp:
             while (await receive())["type"] != "http.disconnect":
                 pass
 
-        outcome = await self._polls.wait(missing, wait_s, left)
+        outcome = await self.polls.wait(missing, wait_s, left)
         if self._metrics is not None:
             self._metrics.polls.labels(outcome.value).inc()
         return outcome
@@ -254,7 +254,7 @@ class BootstrapApp:
             rooms_pushed_out=lambda: float(rooms.pushed_out),
             rooms_expired=lambda: float(rooms.expired),
             rooms_forgotten=lambda: float(rooms.forgotten),
-            polls_waiting=lambda: float(len(self._polls)),
+            polls_waiting=lambda: float(len(self.polls)),
             ranks_missing=lambda: float(len(self._directory.missing(now()))),
             engine_infos=lambda: float(len(infos)),
             engine_infos_bytes=lambda: float(infos.bytes),

@@ -42,9 +42,9 @@ def differences(facts: Facts, plain_dp: bool, new: Registration) -> tuple[str, .
 def refuse(facts: Facts, plain_dp: bool, new: Registration, same: bool) -> None:
     """Raises Inconsistent where the rank cannot belong to the instance.
 
-    `same`: it says that it is of the instance's life, or has not moved: no restart explains a
-    difference. Else the two that SGLang does not take, in its order and its words; and a place
-    outside the grid, which nobody would ever ask for.
+    `same`: it says that it is of the instance's life, or it has not moved and said otherwise
+    before: no restart explains a difference. Else the two that SGLang does not take, in its order
+    and its words; and a place outside the grid, which nobody would ever ask for.
     """
     differing = differences(facts, plain_dp, new)
     if same and differing:
@@ -53,9 +53,14 @@ def refuse(facts: Facts, plain_dp: bool, new: Registration, same: bool) -> None:
         raise Inconsistent("DeepSeek-V4.1 DSpark PD layout differs across prefill ranks", differing)
     if facts.decode_allocation_policy != new.facts.decode_allocation_policy:
         raise Inconsistent("Inconsistent prefill allocation policies", differing)
-    grid = (facts.dp, facts.cp, facts.tp, facts.pp)
-    if any(i >= size for i, size in zip(new.place.cell, grid, strict=True)):
+    if not is_inside(new.place.cell, facts):
         raise Inconsistent("; ".join(differing), differing)
+
+
+def is_inside(cell: tuple[int, int, int, int], facts: Facts) -> bool:
+    """Whether the grid has this cell."""
+    dp, cp, tp, pp = cell
+    return dp < facts.dp and cp < facts.cp and tp < facts.tp and pp < facts.pp
 
 
 def _members(facts: Facts, plain_dp: bool) -> dict[str, Any]:

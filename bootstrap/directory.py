@@ -28,7 +28,7 @@ from itertools import product
 from kvplane.vocabulary import Generation
 
 from .addresses import Address
-from .differences import LATCHED_LATER, differences, refuse
+from .differences import LATCHED_LATER, differences, is_inside, refuse
 from .errors import LateLife
 from .registration import Facts, Place, Registration
 from .topology import FOLLOW_ROOM, Topology
@@ -88,7 +88,7 @@ class Directory:
         self._facts: Facts | None = None
         self._plain_dp = False
         self._table: dict[Cell, Entry] = {}
-        self._before: dict[Cell, Address] = {}  # who was where in the life before
+        self._before: dict[Cell, Address] = {}  # who was where in the lives before
         self._doubted: set[Cell] = set()  # cells that are withheld until `_doubt_end`
         self._doubt_end = 0.0
         self._missing: tuple[tuple[int, bool], list[Cell]] | None = None  # counted in a phase
@@ -118,7 +118,7 @@ class Directory:
         moved = known is not None and known.address != new.address
         new_life = self._is_new_life(life, new, known if moved else None, now)
         if self._facts is not None and not new_life:
-            same = (known is not None and not moved) or (life is not None and life == self._given)
+            same = self._says_otherwise(new, known, moved, life)
             refuse(self._facts, self._plain_dp, new, same)
         if new_life:
             self._begin(life, new, now)
@@ -129,6 +129,14 @@ class Directory:
         differing = self._latch(new)
         self._enter(cell, new)
         return Accepted(new_life, self._replaced(cell, known, new.address, now), differing)
+
+    def _says_otherwise(
+        self, new: Registration, known: Entry | None, moved: bool, life: Generation | None
+    ) -> bool:
+        """Whether no restart explains a difference; one that repeats itself is not asked."""
+        if known is not None and not moved:
+            return bool(differences(known.facts, known.plain_dp, new))
+        return life is not None and life == self._given
 
     def _is_new_life(
         self, life: Generation | None, new: Registration, left: Entry | None, now: float
@@ -154,7 +162,8 @@ class Directory:
         if life is not None or (self._facts and differences(self._facts, self._plain_dp, new)):
             # What came back is of another shape. A rank that already said so is of the new life.
             kept = {c: e for c, e in kept.items() if not differences(e.facts, e.plain_dp, new)}
-            self._before = {c: e.address for c, e in self._table.items() if c not in kept}
+            owners = self._before | {c: e.address for c, e in self._table.items()}
+            self._before = {c: a for c, a in owners.items() if is_inside(c, new.facts)}
             self._facts, self.sent = None, frozenset()
         self._table, self._doubted, self._doubt_end = kept, set(kept), now + self._doubt_s
         for entry in kept.values():

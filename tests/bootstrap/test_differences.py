@@ -61,6 +61,17 @@ def test_a_rank_that_has_not_moved_cannot_have_changed(table: Directory, member:
     assert state(table) == before
 
 
+def test_a_rank_that_differs_and_tries_again_is_taken_again() -> None:
+    """An answer may be lost: the same registration twice is the same."""
+    table = Directory(Generation("s"))
+    table.register(parsed(attn_tp_size=2))
+    odd = parsed(attn_tp_size=2, attn_tp_rank=1, page_size=32)
+    assert table.register(odd).differing == table.register(odd).differing != ()
+    with pytest.raises(Inconsistent, match="page_size: instance has 64, rank says 16"):
+        table.register(parsed(attn_tp_size=2, attn_tp_rank=1, page_size=16))
+    assert table.register(parsed(attn_tp_size=2, attn_tp_rank=1)).differing == ()
+
+
 def test_every_difference_is_named_at_once(table: Directory) -> None:
     with pytest.raises(Inconsistent) as caught:
         table.register(parsed(**(FULL | {"rank_port": 1} | OTHER)))
