@@ -1,6 +1,6 @@
 """Team: all ranks of one dp rank, acting at once for a room.
 
-Edge over transfer/. prefill.py and decode.py see one meeting, whatever the number of ranks; the
+Edge, over transfer/. prefill.py and decode.py see one meeting, whatever the number of ranks; the
 ranks of both sides find each other (transfer/). Open it to change what one rank's failure means.
 
     deliver   every rank, same page list     first failure: the others' decodes are told at once
@@ -150,7 +150,8 @@ class _Account:
 
 
 def _sentence(rank: Rank, error: BaseException) -> str:
-    text = str(error) or type(error).__name__
+    text = error.sentence() if isinstance(error, TransferError) else str(error)
+    text = text or type(error).__name__
     return f"rank {rank.name}: {text}" if rank.name else text
 
 

@@ -107,6 +107,15 @@ class Attempt:
         step.over = True
         return got
 
+    @property
+    def shown(self) -> str:
+        """Whom we meet, for sentences."""
+        return f"{self._source.name} at {self.where}" if self._source.name else self.where
+
+    def blame(self, error: TransferError) -> None:
+        """It began at this prefill rank, and says so from now on."""
+        error.part, error.where = self._source.name, self.where
+
     def say(self, last: Frame, agreed: bool) -> None:
         """The last word of ours. Where it matters the connection stays for the prefill's."""
         if agreed:

@@ -18,6 +18,12 @@ class TransferError(Exception):
 
     kind: ClassVar[str] = "other"
     stage: Stage = Stage.VERIFY
+    part: str = ""  # `prefill tp=1`: where it began, if a room has several prefill ranks
+    where: str = ""  # host:port of that rank
+
+    def sentence(self) -> str:
+        """What happened, and at which of several ranks."""
+        return f"{self.part}: {self}" if self.part else str(self)
 
 
 @dataclass(eq=False)

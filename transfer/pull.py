@@ -146,7 +146,7 @@ class Puller:
         except TransferError as error:
             if error.stage is Stage.CONNECT:
                 self._resolver.forget(triple.address)  # it may have moved: ask anew next time
-            last = VerdictFrame(ok=False, kind=error.kind, reason=str(error)[:MOST_REASON])
+            last = VerdictFrame(ok=False, kind=error.kind, reason=error.sentence()[:MOST_REASON])
             raise
         finally:
             for attempt in pull.attempts:
@@ -157,10 +157,10 @@ class Puller:
         attempts, connect_s = pull.attempts, self._settings.connect_s
         async with steps.stage(Stage.CONNECT, where, "an answer to our bind", connect_s) as step:
             left_s = steps.left_s()
-            await all_of(*(each.bind(step.part(each.where), left_s) for each in attempts))
+            await all_of(*(_bound(each, step.part(each.shown), left_s) for each in attempts))
         with self._metrics.seconds.labels("decode").time():
             async with steps.stage(Stage.VERIFY, where, "the prefill's commit") as step:
-                said = await all_of(*(_landed(each, step.part(each.where)) for each in attempts))
+                said = await all_of(*(_landed(each, step.part(each.shown)) for each in attempts))
                 return agreed(said)
 
     def gone(self, address: str, generation: Generation | None, reason: str) -> None:
@@ -234,7 +234,20 @@ class _Pull:
             self.lost.exception()  # whoever waits will see it; nobody must
 
 
+async def _bound(attempt: Attempt, step: Step, left_s: float) -> None:
+    """Agreed to meet; a failure says with whom."""
+    try:
+        await attempt.bind(step, left_s)
+    except TransferError as error:
+        attempt.blame(error)
+        raise
+
+
 async def _landed(attempt: Attempt, step: Step) -> Metadata:
-    """Verified, unless its data path breaks first."""
+    """Verified, unless its data path breaks first; a failure says whose part it was."""
     assert attempt.landing is not None, "bound before"
-    return await unless(attempt.verified(step), attempt.landing.broken)
+    try:
+        return await unless(attempt.verified(step), attempt.landing.broken)
+    except TransferError as error:
+        attempt.blame(error)
+        raise

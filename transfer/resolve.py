@@ -80,6 +80,7 @@ class Source:
 
     endpoint: Endpoint
     regions: tuple[str, ...]
+    name: str = ""  # `prefill tp=1`, where there are several
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,7 @@ class _Plan:
 
     ranks: tuple[tuple[int, int, int], ...]
     parts: tuple[tuple[str, ...], ...]
+    names: tuple[str, ...]
     shards: int
 
 
@@ -126,7 +128,7 @@ async def resolve(
             )
         except Exception as error:
             raise _unresolved(address, error, Stage.RESOLVE_RANK) from error
-    sources = tuple(Source(*both) for both in zip(found, plan.parts, strict=True))
+    sources = tuple(Source(*each) for each in zip(found, plan.parts, plan.names, strict=True))
     return Reach(sources, plan.shards)
 
 
@@ -179,7 +181,16 @@ def _plan(address: str, prefill: Topology, decode: Shape, rank: Rank) -> _Plan:
         parts, wrong = (), str(error)
     if wrong is not None:
         raise LayoutMismatch(f"prefill {address}", (wrong,), Stage.RESOLVE_TOPOLOGY)
-    return _Plan(ranks, parts, found.dst_info_num)
+    names = tuple(_name(prefill, rank) for rank in ranks)
+    return _Plan(ranks, parts, names, found.dst_info_num)
+
+
+def _name(prefill: Topology, rank: tuple[int, int, int]) -> str:
+    """Of the axes that have several ranks; "" where the prefill is one."""
+    sizes = (prefill.attn_cp_size, prefill.attn_tp_size, prefill.pp_size)
+    axes = zip(("cp", "tp", "pp"), rank, sizes, strict=True)
+    said = " ".join(f"{axis}={at}" for axis, at, size in axes if size > 1)
+    return f"prefill {said}" if said else ""
 
 
 def _uncovered(rank: Rank, parts: Sequence[tuple[str, ...]]) -> str | None:

@@ -153,5 +153,7 @@ def _sentence(error: BaseException, step: Step) -> str:
     step = step.late
     if isinstance(error, asyncio.CancelledError):
         return f"cancelled while waiting for {step.waiting_for} of {step.peer}"
-    text = str(error) if isinstance(error, TransferError) else f"{type(error).__name__}: {error}"
-    return text if step.peer in text else f"{step.peer}: {text}"
+    if not isinstance(error, TransferError):
+        return f"{step.peer}: {type(error).__name__}: {error}"
+    text, peer = error.sentence(), error.where or step.peer
+    return text if peer in text else f"{peer}: {text}"

@@ -45,7 +45,7 @@ def test_old_rooms_make_room_and_no_room_grows_for_ever() -> None:
 @pytest.mark.parametrize(
     ("wrong", "names"),
     [
-        ({"tp": 2}, "tp = 2: this engine computes in one rank yet"),
+        ({"tp": 3}, "tp = 3: must divide the 4 KV heads"),
         ({"pp": 3}, "pp = 3"),
         ({"dp": 0}, "dp = 0: must be 1 or more"),
         ({"block_size": 64}, "block_size = 64: must be 16"),

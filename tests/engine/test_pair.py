@@ -3,64 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
-import random
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
-from typing import Any
 
 import aiohttp
 import pytest
+from kit.pair import ROOMS, Pair, Start, ask, pair, prompt
 from kit.wait import until
 
 from kvplane.vocabulary import Role
-
-Start = Callable[..., Awaitable[Any]]
-ROOMS = itertools.count(1000)
-
-
-def prompt(tokens: int, seed: int) -> list[int]:
-    drawn = random.Random(seed)
-    return [drawn.randrange(256) for _ in range(tokens)]
-
-
-@dataclass
-class Pair:
-    prefill: Any
-    decode: Any
-
-    def triple(self, rooms: int | list[int]) -> dict[str, Any]:
-        return {
-            "bootstrap_host": "127.0.0.1",
-            "bootstrap_port": self.prefill.engine.settings.bootstrap_port,
-            "bootstrap_room": rooms,
-        }
-
-    async def post(self, path: str, **body: Any) -> tuple[tuple[int, Any], tuple[int, Any]]:
-        """The two legs' answers, prefill first."""
-        body = self.triple(next(ROOMS)) | body
-        return await asyncio.gather(  # type: ignore[return-value]
-            self.prefill.post(path, **body), self.decode.post(path, **body)
-        )
-
-    async def idle(self) -> None:
-        """Nobody holds a page, and no page is in quarantine."""
-        for side in (self.prefill, self.decode):
-            for unit in side.engine.units:
-                cache = unit.cache
-                await until(lambda c=cache: c.at_work == 0 and c.pages().quarantined == 0)
-                assert cache.pages().used == len(cache.blocks())
-
-
-async def pair(start: Start, decode: dict[str, Any] | None = None, **both: Any) -> Pair:
-    return Pair(await start(Role.PREFILL, **both), await start(Role.DECODE, **both, **decode or {}))
-
-
-def ask(tokens: int, seed: int = 0, new: int = 24) -> dict[str, Any]:
-    return {
-        "input_ids": prompt(tokens, seed),
-        "sampling_params": {"max_new_tokens": new, "ignore_eos": True},
-    }
 
 
 async def test_the_pair_says_what_one_engine_says(start: Start) -> None:
