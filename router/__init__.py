@@ -10,10 +10,11 @@ from .api import Api
 from .breaker import Breakers
 from .choice import Choice, Chooser
 from .diagnosis import report
+from .directories import Directories
 from .discovery import DISCOVERIES, Discovery, ProbeFailed, Static, Waiting, probe
 from .errors import GatewayError
 from .evidence import Ledger, Meeting
-from .fleet import Booking, Fleet, Target
+from .fleet import Fleet
 from .gateway import Gateway
 from .handoffs import HANDOFFS
 from .legs import Legs
@@ -31,6 +32,7 @@ from .settings import (
     RetrySettings,
     RouterSettings,
 )
+from .target import Booking, Target
 
 __all__ = [
     "DISCOVERIES",
@@ -44,6 +46,7 @@ __all__ = [
     "Candidate",
     "Choice",
     "Chooser",
+    "Directories",
     "Discovery",
     "Fleet",
     "FleetSettings",

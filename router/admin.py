@@ -61,7 +61,7 @@ def _life(app: FastAPI, gateway: Gateway) -> None:
     async def readiness(response: Response) -> dict[str, Any]:
         """A request could be served now: a prefill and a decode, or a unified worker."""
         targets = gateway.fleet.targets()
-        ready = [target for target in targets if target.healthy and not target.draining]
+        ready = [target for target in targets if target.usable]
         roles = {target.role for target in ready}
         if Role.BOTH in roles or {Role.PREFILL, Role.DECODE} <= roles:
             counts = {"healthy_workers": len(ready), "total_workers": len(targets)}

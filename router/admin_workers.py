@@ -20,21 +20,13 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from kvplane.vocabulary import Pod, Role, WorkerUp
 
 from .errors import GatewayError
+from .fleet import Waited
 from .gateway import Gateway
 
 Declare = Callable[[Mapping[str, Any]], WorkerUp]  # a [[workers]] table -> WorkerUp or ValueError
 ROLES = {"prefill": "prefill", "decode": "decode", "regular": "both", "both": "both"}
 TYPES = {Role.PREFILL: "prefill", Role.DECODE: "decode", Role.BOTH: "regular"}
 FOREIGN = ("forwarded", "x-forwarded-for", "x-real-ip", "origin")  # somebody else is behind it
-
-
-class Waited(Protocol):
-    """A worker that was named and does not serve yet."""
-
-    @property
-    def declared(self) -> WorkerUp: ...
-    @property
-    def reason(self) -> str: ...
 
 
 class WorkerDesk(Protocol):
@@ -219,7 +211,9 @@ def _all(gateway: Gateway, desk: WorkerDesk | None) -> list[dict[str, Any]]:
         load = sum(target.inflight_requests for target in targets)
         tokens = sum(target.inflight_tokens for target in targets)
         first = targets[0]
-        shown = _shown(up, first.healthy, "" if first.healthy else first.pulse.reason)
+        lost = str(first.pulse.lost or "")
+        reason = lost if first.healthy else first.pulse.reason
+        shown = _shown(up, first.healthy and not lost, reason)
         found.append(shown | {"load": load, "inflight_tokens": tokens, "draining": first.draining})
     known = {worker["pod"] for worker in found}
     for one in desk.waiting() if desk is not None else ():

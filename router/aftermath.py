@@ -20,11 +20,11 @@ from kvplane.vocabulary import Room, Stage, StageRecord
 
 from .dispatch import Attempt, finish_prefill, settled
 from .evidence import Ledger, Meeting, stage_records
-from .fleet import Target
 from .legs import Legs
 from .legs_errors import LegError
 from .legs_exchange import Bell
 from .legs_wire import Origin
+from .target import Target
 
 log = logging.getLogger(__name__)
 

@@ -16,13 +16,14 @@ from kvplane.vocabulary import Epoch, Knowledge, Namespace, Role, Worker
 
 from .breaker import Breakers
 from .errors import GatewayError
-from .fleet import Fleet, Target
+from .fleet import Fleet
 from .handoffs import HANDOFFS
 from .pairing import Compatible, NoPair, pair
 from .plans import Prompt
 from .policies import POLICIES, Candidate, Need
 from .request import Ask
 from .settings import RouterSettings
+from .target import Target
 
 MOST_RANKED = 64  # prompts of a list that are ranked; more change no choice and cost the loop
 REASONS = {  # of a Prompt without tokens, as x-kvplane-reason shows them

@@ -12,23 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from kvplane.vocabulary import Knowledge, Known, Role, Stage, Worker, WorkerUp
+from kvplane.vocabulary import Knowledge, Known, Role, Stage, Worker
 
 from .breaker import Breakers, State
-from .fleet import Fleet, Target
+from .fleet import Fleet, Waited
+from .target import Target
 
 MOST_ROOMS = 20  # failed rooms told of, newest first
-
-
-class NotServing(Protocol):
-    """A worker somebody named that does not serve yet; discovery has them."""
-
-    @property
-    def declared(self) -> WorkerUp: ...
-    @property
-    def reason(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +70,7 @@ def report(
     breakers: Breakers,
     now: float,
     known: Callable[[Worker], Known | None],
-    waiting: Iterable[NotServing] = (),
+    waiting: Iterable[Waited] = (),
     failed_rooms: Sequence[Mapping[str, Any]] = (),
 ) -> dict[str, Any]:
     """Everything that is wrong, ready for JSON; what blocks comes first. `failed_rooms` as
@@ -110,7 +102,7 @@ def _plane(fleet: Fleet) -> Iterable[Finding]:
                 yield Finding("plane", True, f"model {model!r}: {sentence}", f"{side} pool", step)
 
 
-def _not_serving(one: NotServing) -> Finding:
+def _not_serving(one: Waited) -> Finding:
     pod, url = one.declared.pod, one.declared.url
     return Finding(
         f"worker {pod}",
@@ -129,6 +121,9 @@ def _worker(
         sentence = f"{target.role} {name} is unhealthy: {target.pulse.reason}"
         yield Finding(about, True, sentence, name, f"look at {target.url}/health and its log")
         return
+    if target.pulse.lost is not None:
+        sentence = f"no decode can find {target.role} {name}: {target.pulse.lost}"
+        yield Finding(about, True, sentence, name, STAGES[target.pulse.lost.stage][1])
     if target.draining:
         sentence = f"{target.role} {name} is drained by hand: {target.inflight_requests} under way"
         yield Finding(about, False, sentence, "operator", "PUT /workers/ID {draining: false}")

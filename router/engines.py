@@ -14,10 +14,10 @@ import msgspec
 from kvplane.vocabulary import Role, WorkerUp
 
 from .errors import GatewayError
-from .fleet import Target
 from .gateway import Gateway
 from .legs_errors import LegError
 from .legs_wire import Origin
+from .target import Target
 
 ASK_S = 3.0  # engines answer these in milliseconds
 MOST_BYTES = 4 * 1024 * 1024

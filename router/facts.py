@@ -15,9 +15,10 @@ from .blame import Side
 from .choice import Choice
 from .errors import GatewayError
 from .evidence import Meeting
-from .fleet import Fleet, Target
+from .fleet import Fleet
 from .plans import Prompt
 from .request import Ask
+from .target import Target
 
 BOOTSTRAP_PORT = 8998  # SGLang's default, where neither flags nor the engine tell
 ANSWER_TOKENS = 128  # an answer's share of decode load where the client sets no limit

@@ -1,106 +1,35 @@
 """Fleet: who can serve, and how much is each doing now?
 
 Pure: time is an argument. discovery/ says who comes and goes, traffic and probes say who is well,
-the gateway books load; policies/ read the Targets. Open it to change what makes a worker
-selectable or how its load is counted.
+directories.py who can be found, the gateway books load; policies/ read the Targets. Open it to
+change who is selected from, and what is said where nobody can be.
 
     pod (WorkerUp) --- dp rank 0 -> Target    each its own cache, load and circuit
-                   \\-- dp rank 1 -> Target    health and draining are the pod's
+                   \\-- dp rank 1 -> Target    health, draining and being found are the pod's
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from types import TracebackType
-from urllib.parse import urlsplit
+from dataclasses import replace
+from typing import Protocol
 
-from kvplane.vocabulary import Pod, Role, Worker, WorkerUp
+from kvplane.vocabulary import Pod, Role, Shape, Worker, WorkerUp
 
 from .errors import GatewayError
 from .settings import FleetSettings
+from .target import Booking, Lost, Pulse, Target, beat
 
 
-@dataclass(slots=True, eq=False)
-class Pulse:
-    """Health of one pod with hysteresis, and whether it is being emptied."""
-
-    healthy: bool = True
-    draining: bool = False
-    reason: str = ""  # why not healthy, or the last failure
-    since: float = 0.0  # monotonic seconds of the last change
-    streak: int = 0  # successes above zero, failures below
-
-
-@dataclass(slots=True, eq=False)
-class Target:
-    """One worker as policies see it. Only the fleet and its bookings write to it."""
-
-    worker: Worker
-    up: WorkerUp
-    pulse: Pulse
-    inflight_tokens: int = 0
-    inflight_requests: int = 0
-    url: str = field(init=False)
-    role: Role = field(init=False)
-    model: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.url, self.role, self.model = self.up.url, self.up.role, self.up.model
+class Waited(Protocol):
+    """A worker somebody named that does not serve yet; discovery has them."""
 
     @property
-    def healthy(self) -> bool:
-        """May new requests go there, as far as health goes?"""
-        return self.pulse.healthy
-
+    def declared(self) -> WorkerUp: ...
     @property
-    def draining(self) -> bool:
-        """Is it finishing what it has, taking nothing new?"""
-        return self.pulse.draining
-
+    def reason(self) -> str: ...
     @property
-    def bootstrap_host(self) -> str:
-        """Where its rank directory answers: as declared, else the host of its URL; no brackets."""
-        return self.up.bootstrap_host or urlsplit(self.up.url).hostname or ""
-
-    def serves(self, model: str) -> bool:
-        """Does it answer to this name? One whose model is not known yet answers to all."""
-        return not self.model or model == self.model or model in self.up.adapters
-
-    def __repr__(self) -> str:
-        state = "draining" if self.draining else "healthy" if self.healthy else "unhealthy"
-        load = f"{self.inflight_tokens} tokens in {self.inflight_requests}"
-        return f"<{self.worker} {self.role} {self.model or '?'} {state} {load}>"
-
-
-class Booking:
-    """Load of one leg on one target, from selection on. release() counts once, however often."""
-
-    __slots__ = ("_open", "target", "tokens")
-
-    def __init__(self, target: Target, tokens: int) -> None:
-        assert tokens >= 0, "load cannot be negative"
-        self.target, self.tokens, self._open = target, tokens, True
-        target.inflight_tokens += tokens
-        target.inflight_requests += 1
-
-    def release(self) -> None:
-        """Give the load back."""
-        if self._open:
-            self._open = False
-            self.target.inflight_tokens -= self.tokens
-            self.target.inflight_requests -= 1
-
-    def __enter__(self) -> Booking:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        at: TracebackType | None,
-    ) -> None:
-        self.release()
+    def stage(self) -> str | None: ...
 
 
 class Fleet:
@@ -110,6 +39,7 @@ class Fleet:
         self._settings = settings or FleetSettings()
         self._pods: dict[Pod, tuple[Target, ...]] = {}  # never empty
         self._chosen: dict[tuple[Role, str], tuple[Target, ...]] = {}  # selectable(), remembered
+        self.waiting: Callable[[], Iterable[Waited]] = tuple  # discovery's, where there is one
 
     # What discovery says --------------------------------------------------------------------
 
@@ -148,6 +78,26 @@ class Fleet:
         self._chosen.clear()
         return True
 
+    def mark_lost(self, pod: Pod, lost: Lost) -> bool:
+        """No decode could find it: no new requests. True where that is news."""
+        targets = self._pods.get(pod)
+        if targets is None:
+            return False
+        before, targets[0].pulse.lost = targets[0].pulse.lost, lost
+        self._chosen.clear()
+        return before != lost
+
+    def mark_found(self, pod: Pod, shape: Shape) -> bool:
+        """Its ranks are registered, in this shape. True where it could not be found before."""
+        targets = self._pods.get(pod)
+        if targets is None:
+            return False
+        before, targets[0].pulse.lost = targets[0].pulse.lost, None
+        for target in targets:
+            target.up = replace(target.up, shape=shape)
+        self._chosen.clear()
+        return before is not None
+
     # What the gateway asks ------------------------------------------------------------------
 
     def pods(self) -> tuple[WorkerUp, ...]:
@@ -175,7 +125,7 @@ class Fleet:
         model: right only where one is served, which `lack` checks."""
         found = self._chosen.get((role, model))
         if found is None:
-            found = tuple(t for t in self._wanted(role, model) if t.healthy and not t.draining)
+            found = tuple(t for t in self._wanted(role, model) if t.usable)
             if len(self._chosen) < 1024:  # names come from clients
                 self._chosen[role, model] = found
         return found
@@ -193,7 +143,11 @@ class Fleet:
             known = ", ".join(models)
             return GatewayError("model_not_found", f"no model {model!r} here: {known}", "model")
         code = "no_decode_available" if role is Role.DECODE else "no_prefill_available"
-        return GatewayError(code, _why_none(role, self._wanted(role, model)))
+        wanted, waiting = self._wanted(role, model), self._waited(role, model)
+        lost = [t.pulse.lost.stage for t in wanted if t.pulse.lost is not None]
+        stages = [*lost, *(one.stage for one in waiting if one.stage)]
+        why = _why_none(role, wanted, waiting)
+        return GatewayError(code, why, stage=stages[0] if stages else None)
 
     def book(self, worker: Worker, tokens: int) -> Booking:
         """Count load from now on. Raises KeyError where the worker is gone."""
@@ -205,36 +159,19 @@ class Fleet:
     def _wanted(self, role: Role, model: str) -> tuple[Target, ...]:
         return tuple(t for t in self.targets(role) if not model or t.serves(model))
 
-
-def beat(pulse: Pulse, ok: bool, now: float, reason: str, settings: FleetSettings) -> bool:
-    """Move a pulse by one sign; True where `healthy` changed.
-
-    failures 3, successes 2:   healthy - - - unhealthy + - + + healthy
-    """
-    pulse.streak = max(pulse.streak, 0) + 1 if ok else min(pulse.streak, 0) - 1
-    if not ok:
-        pulse.reason = reason
-    turned = (
-        not pulse.healthy and pulse.streak >= settings.successes
-        if ok
-        else pulse.healthy and -pulse.streak >= settings.failures
-    )
-    if turned:
-        pulse.healthy, pulse.since = ok, now
-        pulse.reason = "" if ok else reason
-    return turned
+    def _waited(self, role: Role, model: str) -> list[Waited]:
+        found = (one for one in self.waiting() if one.declared.role is role)
+        return [one for one in found if not model or one.declared.model in ("", model)]
 
 
 def _same_life(old: WorkerUp, new: WorkerUp) -> bool:
     return (old.generation, old.dp_size, old.url) == (new.generation, new.dp_size, new.url)
 
 
-def _why_none(role: Role, wanted: Iterable[Target]) -> str:
+def _why_none(role: Role, wanted: Iterable[Target], waiting: Iterable[Waited]) -> str:
     """A sentence: how many there are and what keeps each."""
-    found = list(wanted)
+    found = [f"{target.worker} {target.trouble}" for target in wanted]
+    found += [f"{one.declared.pod} does not serve yet ({one.reason})" for one in waiting]
     if not found:
         return f"no {role} worker is registered"
-    each: Callable[[Target], str] = lambda t: (  # noqa: E731
-        f"{t.worker} draining" if t.draining else f"{t.worker} unhealthy ({t.pulse.reason or '?'})"
-    )
-    return f"no {role} worker of {len(found)} can be used: " + ", ".join(map(each, found[:8]))
+    return f"no {role} worker of {len(found)} can be used: " + ", ".join(found[:8])

@@ -21,13 +21,14 @@ from .breaker import Breakers, Outcome, Ticket, outcome
 from .choice import Choice
 from .dispatch import Attempt, Client, ClientGone, dispatch, honest_end, is_stream
 from .evidence import Ledger, Meeting
-from .fleet import Booking, Fleet, Target
+from .fleet import Fleet
 from .handoffs import HANDOFFS
 from .legs import Legs
 from .legs_exchange import Exchange
 from .legs_wire import Origin, forwarded
 from .metrics import RouterMetrics
 from .request import Ask
+from .target import Booking, Target
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,9 @@ class RouterMetrics:
             "health_changes_total", "Workers that left or came back by health.", "worker", "state"
         )
         self.restarts = counter("worker_restarts_total", "New lives of known pods.", "pod")
+        self.looks = counter(
+            "directory_looks_total", "Looks at rank directories, by what came of them.", "outcome"
+        )
 
     def _time(self) -> None:
         timer = self._timer
@@ -120,7 +123,7 @@ class _State(Collector):
             who = [str(target.worker), str(target.role)]
             tokens.add_metric(who, target.inflight_tokens)
             requests.add_metric(who, target.inflight_requests)
-            healthy.add_metric(who, float(target.healthy and not target.draining))
+            healthy.add_metric(who, float(target.usable))
         for worker, state in self._breakers.states(self._now()).items():
             for one in State:
                 circuit.add_metric([str(worker), str(one)], float(one is state))

@@ -11,9 +11,9 @@ from kvplane.vocabulary import Role
 from .blame import LegFailed
 from .dispatch import Attempt, Client, dispatch, honest_end, is_stream
 from .errors import GatewayError
-from .fleet import Target
 from .gateway import Gateway
 from .legs_wire import Origin, forwarded
+from .target import Target
 
 PROXIED = frozenset(
     {"/v1/embeddings", "/v1/rerank", "/rerank", "/v1/score", "/score", "/v1/classify"}

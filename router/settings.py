@@ -31,6 +31,18 @@ class ProbeSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class WatchSettings:
+    """How the rank directories of prefills are looked at."""
+
+    interval_s: float = 2.0  # between two looks at one that answers: a restart takes longer
+    deadline_s: float = 2.0  # one look; a living directory answers in milliseconds
+    failures: int = 2  # in a row before a prefill that was found is lost; one may be a blip
+    first_wait_s: float = 0.25  # after a failure; doubles
+    most_wait_s: float = 5.0  # where the address swallows calls
+    most_wait_told_s: float = 1.0  # where it says no at once: asking is cheap
+
+
+@dataclass(frozen=True, slots=True)
 class PromptSettings:
     """How much tokenising may cost."""
 
@@ -84,6 +96,7 @@ class RouterSettings:
     rooms_kept: int = 10_000  # evidence in memory: some 10 MB
     fleet: FleetSettings = field(default_factory=FleetSettings)
     probe: ProbeSettings = field(default_factory=ProbeSettings)
+    watch: WatchSettings = field(default_factory=WatchSettings)
     prompts: PromptSettings = field(default_factory=PromptSettings)
     breaker: BreakerSettings = field(default_factory=BreakerSettings)
     retry: RetrySettings = field(default_factory=RetrySettings)

@@ -26,6 +26,7 @@ class Waiting:
 
     declared: WorkerUp
     reason: str
+    stage: str | None = None  # of a meeting, where the engine says which one fails
 
 
 class Discovery(Protocol):

@@ -18,12 +18,19 @@ import msgspec
 
 from kvplane.vocabulary import WorkerUp
 
+from ..errors import engine_said
 from ..settings import ProbeSettings
 from .facts import Answers, Facts, family, filled
+
+MOST_SAID = 200  # characters of what an engine says of itself
 
 
 class ProbeFailed(Exception):
     """No answer that could be used. Says from where and why, in a few words."""
+
+    def __init__(self, text: str, stage: str | None = None) -> None:
+        super().__init__(text)
+        self.stage = stage  # of a meeting, where the engine names one
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +68,13 @@ async def alive(session: aiohttp.ClientSession, worker: WorkerUp, settings: Prob
     """Returns where the engine says 200 in time; raises ProbeFailed with the reason otherwise."""
     paths = ("/ready", "/health") if worker.engine == "sglang" else ("/health",)
     for path in paths:
-        status, _ = await _get(session, worker.url + path, settings)
+        status, body = await _get(session, worker.url + path, settings)
         if status != 404:
             break
     if status != 200:
-        raise ProbeFailed(f"GET {path} answered {status}")
+        text, stage = engine_said(body)
+        said = ": " + " ".join(text.split())[:MOST_SAID] if text else ""
+        raise ProbeFailed(f"GET {path} answered {status}{said}", stage)
 
 
 async def _info(session: aiohttp.ClientSession, url: str, settings: ProbeSettings) -> Facts:

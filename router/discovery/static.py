@@ -94,7 +94,7 @@ class Static:
             except ProbeFailed as error:
                 if self._waiting.get(declared.pod, Waiting(declared, "")).reason != str(error):
                     log.info("worker does not serve yet pod=%s reason=%s", declared.pod, error)
-                self._waiting[declared.pod] = Waiting(declared, str(error))
+                self._waiting[declared.pod] = Waiting(declared, str(error), error.stage)
             await self._clock.sleep(wait)
         raise AssertionError("backoff is endless")
 

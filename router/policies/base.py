@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from ..fleet import Target
+from ..target import Target
 
 
 @dataclass(frozen=True, slots=True)

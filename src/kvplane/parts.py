@@ -14,6 +14,7 @@ from kvplane.events import Subscriptions
 from kvplane.index import MemoryStore, RedisStore, Store
 from kvplane.router import (
     BreakerSettings,
+    Directories,
     Gateway,
     GatewayError,
     ProbeSettings,
@@ -35,9 +36,11 @@ class Hall:
         gateway: Gateway | None = None,
         prompts: Prompts | None = None,
         subscriptions: Subscriptions | None = None,
+        directories: Directories | None = None,
     ) -> None:
         self._clock, self._gateway = clock, gateway
         self._prompts, self._subscriptions = prompts, subscriptions
+        self._directories = directories
 
     async def up(self, worker: WorkerUp) -> None:
         """A pod serves: its events are followed before the first request can reach it."""
@@ -47,12 +50,16 @@ class Hall:
             self._prompts.learn(worker.model, worker.tokenizer, worker.engine)
         if self._gateway is not None:
             self._gateway.fleet.up(worker, self._clock.now())
+        if self._directories is not None:  # in the same step: no request in between
+            self._directories.up(worker)
 
     async def down(self, pod: Pod) -> None:
         """A pod is gone: no request goes there, then what it held is cleared."""
         if self._gateway is not None:
             self._gateway.fleet.down(pod)
             self._gateway.breakers.forget(pod)
+        if self._directories is not None:
+            await self._directories.down(pod)
         if self._subscriptions is not None:
             await self._subscriptions.down(pod)
 

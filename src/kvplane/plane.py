@@ -15,6 +15,7 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry
 
+from kvplane.bootstrap import BootstrapClient
 from kvplane.composite import Composite
 from kvplane.doors import Metrics, Server, Switchboard
 from kvplane.events import EventsMetrics, Subscriptions, routes
@@ -29,6 +30,7 @@ from kvplane.parts import (
 )
 from kvplane.router import (
     Api,
+    Directories,
     Fleet,
     Gateway,
     Ledger,
@@ -109,16 +111,26 @@ class GatewayPlane(Composite):
         if self._told.values.get("redis") is None:
             subscriptions = Subscriptions(store, self._clock, EventsMetrics(self._registry))
             await self.begin(subscriptions)
-        hall = Hall(self._clock, gateway, prompts, subscriptions)
+        session = await self.session()
+        directories = Directories(
+            BootstrapClient(session, clock=self._clock),
+            gateway.fleet,
+            self._clock,
+            gateway.settings.watch,
+            lambda outcome: gateway.metrics.looks.labels(outcome).inc(),
+        )
+        await self.begin(directories)
+        hall = Hall(self._clock, gateway, prompts, subscriptions, directories)
         static = Static(
             self._workers,
-            await self.session(),
+            session,
             self._clock,
             hall.up,
             hall.down,
             hall.health,
             gateway.settings.probe,
         )
+        gateway.fleet.waiting = static.waiting
         await self.begin(static)
         return static
 

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplane.router.fleet import Pulse, Target
 from kvplane.router.policies import POLICIES, Candidate, Need, Policy
+from kvplane.router.target import Pulse, Target
 from kvplane.vocabulary import Pod, Role, Worker, WorkerUp
 
 every_policy = pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES.keys())

@@ -16,7 +16,8 @@ from kit.wait import until
 from kvplane.router.admin_workers import worker_id
 from kvplane.router.discovery import Waiting
 from kvplane.router.settings import RetrySettings, RouterSettings
-from kvplane.vocabulary import Pod, Role, WorkerUp
+from kvplane.router.target import Lost
+from kvplane.vocabulary import Pod, Role, Stage, WorkerUp
 
 GOOD = replies(answer(b"{}"))
 ENGINES = {"p1": GOOD, "d1": GOOD}
@@ -250,6 +251,20 @@ async def test_workers_are_added_listed_drained_and_removed() -> None:
         status, body, _ = await house.post("/generate", {"text": "x"})
         assert status == 503
         assert "draining" in json.loads(body)["error"]["message"]
+
+
+async def test_a_prefill_no_decode_can_find_is_listed_as_such_and_gets_no_request() -> None:
+    async with gatehouse(ENGINES, SETTINGS) as house:
+        lost = Lost(Stage.RESOLVE_TOPOLOGY, "bootstrap server p1:8998: no answer within 2.0 s")
+        house.fleet.mark_lost(Pod("p1"), lost)
+        _, found = await house.get("/workers")
+        (prefill,) = (one for one in found["workers"] if one["pod"] == "p1")
+        assert (prefill["is_healthy"], prefill["reason"]) == (False, str(lost))
+        assert (await house.get("/readiness"))[0] == 503
+        status, body, _ = await house.post("/generate", {"text": "x"})
+        error = json.loads(body)["error"]
+        assert (status, error["code"]) == (503, "no_prefill_available")
+        assert error["stage"] == "resolve-topology" and str(lost) in error["message"]
 
 
 async def test_bad_workers_are_refused_by_name() -> None:

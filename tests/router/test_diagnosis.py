@@ -11,6 +11,7 @@ from kvplane.router.diagnosis import STAGES, report, room
 from kvplane.router.discovery import Waiting
 from kvplane.router.fleet import Fleet
 from kvplane.router.settings import BreakerSettings
+from kvplane.router.target import Lost
 from kvplane.vocabulary import Epoch, Knowledge, Known, Pod, Role, Stage, Worker, WorkerUp
 
 P1, D1 = Worker(Pod("p1")), Worker(Pod("d1"))
@@ -63,6 +64,14 @@ def test_an_unhealthy_worker_is_named_with_its_reason() -> None:
         fleet.mark_health(Pod("p1"), False, 0.0, "GET /health answered 503")
     sentences = [sentence for sentence, _, _ in told(fleet)]
     assert "prefill p1 is unhealthy: GET /health answered 503" in sentences
+
+
+def test_a_prefill_that_cannot_be_found_is_named_with_stage_and_address() -> None:
+    fleet = plane()
+    fleet.mark_lost(Pod("p1"), Lost(Stage.REGISTER, "no bootstrap server at p1:8998: refused"))
+    sentences = [sentence for sentence, _, _ in told(fleet)]
+    said = "no decode can find prefill p1: register: no bootstrap server at p1:8998: refused"
+    assert said in sentences
 
 
 def test_an_open_circuit_is_named() -> None:

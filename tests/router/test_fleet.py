@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from kvplane.router.fleet import Booking, Fleet, Pulse, Target, beat
+from kvplane.router.discovery import Waiting
+from kvplane.router.fleet import Fleet
 from kvplane.router.settings import FleetSettings
-from kvplane.vocabulary import Generation, Pod, Role, Worker, WorkerUp
+from kvplane.router.target import Booking, Lost, Pulse, Target, beat
+from kvplane.vocabulary import Generation, Pod, Role, Shape, Stage, Worker, WorkerUp
 
 
 def up(name: str = "p1", role: Role = Role.PREFILL, **more: object) -> WorkerUp:
@@ -97,6 +99,29 @@ def test_only_healthy_targets_that_are_not_drained_are_selectable() -> None:
     assert names(fleet.selectable(Role.PREFILL, "tiny")) == ["p3"]
     fleet.drain(Pod("p1"), False)
     assert names(fleet.selectable(Role.PREFILL, "tiny")) == ["p1", "p3"]
+
+
+def test_a_prefill_no_decode_can_find_is_not_selectable_and_its_stage_is_told() -> None:
+    fleet = fleet_of(up("p1"))
+    lost = Lost(Stage.REGISTER, "no bootstrap server at p1:8998: connection refused")
+    assert fleet.mark_lost(Pod("p1"), lost) and not fleet.mark_lost(Pod("p1"), lost)
+    assert fleet.selectable(Role.PREFILL, "tiny") == ()
+    error = fleet.lack(Role.PREFILL, "tiny")
+    assert error is not None and (error.status, error.stage) == (503, "register")
+    assert "p1 register: no bootstrap server at p1:8998" in error.message
+    assert fleet.mark_found(Pod("p1"), Shape(tp=2)) and not fleet.mark_found(Pod("p1"), Shape(tp=2))
+    (found,) = fleet.selectable(Role.PREFILL, "tiny")
+    assert found.up.shape.tp == 2
+    assert not fleet.mark_lost(Pod("p9"), lost) and not fleet.mark_found(Pod("p9"), Shape())
+
+
+def test_a_worker_that_does_not_serve_yet_is_named_with_its_reason() -> None:
+    fleet = fleet_of(up("d1", Role.DECODE))
+    reason = "GET /health answered 503: not registered at p1:8998"
+    fleet.waiting = lambda: [Waiting(up("p1", model=""), reason, "register")]
+    error = fleet.lack(Role.PREFILL, "tiny")
+    assert error is not None and error.stage == "register"
+    assert error.message == f"no prefill worker of 1 can be used: p1 does not serve yet ({reason})"
 
 
 def test_a_worker_added_later_is_selectable_at_once() -> None:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from kvplane.router.fleet import Pulse, Target
 from kvplane.router.pairing import NoPair, Pair, pair
 from kvplane.router.policies import Candidate
+from kvplane.router.target import Pulse, Target
 from kvplane.vocabulary import Pod, Role, Shape, Worker, WorkerUp
 
 

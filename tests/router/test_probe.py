@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
 import pytest
 from kit.engine import HANG, FakeEngine, fake_engine
+from kit.peer import Call, answer, peer
 from kit.ports import free_port
 
 from kvplane.router.discovery.probe import Probed, ProbeFailed, alive, probe
@@ -70,6 +72,22 @@ async def test_only_200_is_alive(session: aiohttp.ClientSession, status: int) ->
     async with fake_engine(health=status) as engine:
         with pytest.raises(ProbeFailed, match=f"answered {status}"):
             await asked(session, engine)
+
+
+async def test_what_an_engine_says_of_its_trouble_is_kept_with_the_stage(
+    session: aiohttp.ClientSession,
+) -> None:
+    said = {"error": {"message": "not registered\nat p1:8998", "stage": "register"}}
+
+    async def serve(call: Call) -> None:
+        while await call.request():
+            await call.send(answer(json.dumps(said).encode(), 503))
+
+    async with peer(serve) as engine:
+        with pytest.raises(ProbeFailed) as failed:
+            await alive(session, declared(engine.url), SETTINGS)
+    assert str(failed.value) == "GET /health answered 503: not registered at p1:8998"
+    assert failed.value.stage == "register"
 
 
 async def test_a_silent_engine_is_not_waited_for(session: aiohttp.ClientSession) -> None:

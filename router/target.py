@@ -1,0 +1,148 @@
+"""Target: one worker as policies see it: facts, health, load.
+
+Pure: time is an argument. fleet.py makes Targets and moves their pulse; a Booking is the load of
+one leg. Open it to change what makes a worker usable or how its load is counted.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from types import TracebackType
+from urllib.parse import urlsplit
+
+from kvplane.vocabulary import Role, Stage, Worker, WorkerUp
+
+from .settings import FleetSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """Why no decode could find a prefill at its rank directory."""
+
+    stage: Stage
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.stage}: {self.reason}"
+
+
+@dataclass(slots=True, eq=False)
+class Pulse:
+    """Health of one pod with hysteresis, whether it is being emptied, whether it can be found."""
+
+    healthy: bool = True
+    draining: bool = False
+    lost: Lost | None = None
+    reason: str = ""  # why not healthy, or the last failure
+    since: float = 0.0  # monotonic seconds of the last change
+    streak: int = 0  # successes above zero, failures below
+
+
+@dataclass(slots=True, eq=False)
+class Target:
+    """One worker as policies see it. Only the fleet and its bookings write to it."""
+
+    worker: Worker
+    up: WorkerUp
+    pulse: Pulse
+    inflight_tokens: int = 0
+    inflight_requests: int = 0
+    url: str = field(init=False)
+    role: Role = field(init=False)
+    model: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.url, self.role, self.model = self.up.url, self.up.role, self.up.model
+
+    @property
+    def healthy(self) -> bool:
+        """May new requests go there, as far as health goes?"""
+        return self.pulse.healthy
+
+    @property
+    def draining(self) -> bool:
+        """Is it finishing what it has, taking nothing new?"""
+        return self.pulse.draining
+
+    @property
+    def trouble(self) -> str:
+        """What keeps new requests away from it; "" where nothing does."""
+        if self.pulse.draining:
+            return "draining"
+        if not self.pulse.healthy:
+            return f"unhealthy ({self.pulse.reason or '?'})"
+        return str(self.pulse.lost or "")
+
+    @property
+    def usable(self) -> bool:
+        """May it get a new request now?"""
+        return self.pulse.healthy and not self.pulse.draining and self.pulse.lost is None
+
+    @property
+    def bootstrap_host(self) -> str:
+        """Where its rank directory answers: as declared, else the host of its URL; no brackets."""
+        return bootstrap_host(self.up)
+
+    def serves(self, model: str) -> bool:
+        """Does it answer to this name? One whose model is not known yet answers to all."""
+        return not self.model or model == self.model or model in self.up.adapters
+
+    def __repr__(self) -> str:
+        well = "lost" if self.pulse.lost else "healthy"
+        state = "draining" if self.draining else well if self.healthy else "unhealthy"
+        load = f"{self.inflight_tokens} tokens in {self.inflight_requests}"
+        return f"<{self.worker} {self.role} {self.model or '?'} {state} {load}>"
+
+
+def bootstrap_host(up: WorkerUp) -> str:
+    """Where a prefill's rank directory answers, without brackets."""
+    return up.bootstrap_host or urlsplit(up.url).hostname or ""
+
+
+class Booking:
+    """Load of one leg on one target, from selection on. release() counts once, however often."""
+
+    __slots__ = ("_open", "target", "tokens")
+
+    def __init__(self, target: Target, tokens: int) -> None:
+        assert tokens >= 0, "load cannot be negative"
+        self.target, self.tokens, self._open = target, tokens, True
+        target.inflight_tokens += tokens
+        target.inflight_requests += 1
+
+    def release(self) -> None:
+        """Give the load back."""
+        if self._open:
+            self._open = False
+            self.target.inflight_tokens -= self.tokens
+            self.target.inflight_requests -= 1
+
+    def __enter__(self) -> Booking:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        at: TracebackType | None,
+    ) -> None:
+        self.release()
+
+
+def beat(pulse: Pulse, ok: bool, now: float, reason: str, settings: FleetSettings) -> bool:
+    """Move a pulse by one sign; True where `healthy` changed.
+
+    failures 3, successes 2:   healthy - - - unhealthy + - + + healthy
+    """
+    pulse.streak = max(pulse.streak, 0) + 1 if ok else min(pulse.streak, 0) - 1
+    if not ok:
+        pulse.reason = reason
+    turned = (
+        not pulse.healthy and pulse.streak >= settings.successes
+        if ok
+        else pulse.healthy and -pulse.streak >= settings.failures
+    )
+    if turned:
+        pulse.healthy, pulse.since = ok, now
+        pulse.reason = "" if ok else reason
+    return turned
