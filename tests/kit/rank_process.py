@@ -2,12 +2,14 @@
 
 python -m kit.rank_process prefill PORT GENERATION     python -m kit.rank_process decode PREFILL
 stdin: `room NUMBER`, stdout: one line of JSON per event; memory is PAGES pages of PAGE_BYTES.
+The backend is tcp, or what KVPLANE_TEST_BACKEND says.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 import threading
 from dataclasses import dataclass, field
@@ -27,9 +29,11 @@ from kvplane.transfer import (
     Region,
     TransferMetrics,
     TransferSettings,
+    must_exit_hard,
 )
 from kvplane.vocabulary import BootstrapTriple, Generation, Room, Shape
 
+BACKEND = "KVPLANE_TEST_BACKEND"
 PAGES, PAGE_BYTES = 160, 1024 * 1024  # a room takes some 100 ms: time to be stopped in the middle
 LAYOUT = Layout("tiny", 16, "float16", 1, 1, 16, PAGE_BYTES)
 SETTINGS = TransferSettings(
@@ -121,7 +125,7 @@ def say(**event: Any) -> None:
 async def main(role: str, *words: str) -> None:
     metrics = TransferMetrics()
     array = memory(1 if role == "prefill" else 2)
-    backend = await backend_of(array, metrics)
+    backend = await backend_of(array, metrics, os.environ.get(BACKEND, "tcp"))
     if role == "prefill":
         offers = offers_of(backend, metrics, words[1])
         port = await offers.start("127.0.0.1", int(words[0]))
@@ -171,3 +175,5 @@ async def _told(room: int, work: Any) -> None:
 
 if __name__ == "__main__":
     asyncio.run(main(*sys.argv[1:]))
+    if must_exit_hard():
+        os._exit(0)

@@ -4,17 +4,13 @@ named within its time, late bytes never reach memory that was given back, the ne
 from __future__ import annotations
 
 import asyncio
-import json
-import os
 import signal
-import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from kit import rank_process as kit
+from kit.rank_child import Child
 from kit.wait import until
 
 from kvplane.transfer import (
@@ -26,48 +22,6 @@ from kvplane.transfer import (
     TransferMetrics,
 )
 from kvplane.vocabulary import Generation
-
-TESTS = Path(kit.__file__).parents[1]
-
-
-class Child:
-    """One rank_process and what it said."""
-
-    def __init__(self, *words: str) -> None:
-        self._words = words
-        self.said: list[dict[str, Any]] = []
-
-    async def start(self) -> Child:
-        self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "kit.rank_process", *self._words, cwd=TESTS,
-            stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE,
-        )  # fmt: skip
-        self._reader = asyncio.create_task(self._read())
-        await until(lambda: self.said, 30, what="the child listens")
-        self.port = self.said[0]["port"]
-        return self
-
-    async def _read(self) -> None:
-        assert self._process.stdout is not None
-        async for line in self._process.stdout:
-            self.said.append(json.loads(line))
-
-    def room(self, number: int) -> None:
-        assert self._process.stdin is not None
-        self._process.stdin.write(f"room {number}\n".encode())
-
-    def outcome(self, room: int) -> dict[str, Any] | None:
-        return next((event for event in self.said if event.get("room") == room), None)
-
-    def send(self, number: int) -> None:
-        os.kill(self._process.pid, number)
-
-    async def stop(self) -> None:
-        if self._process.returncode is None:
-            self.send(signal.SIGCONT)
-            self._process.kill()
-        await self._process.wait()
-        await self._reader
 
 
 class Decode:
