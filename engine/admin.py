@@ -19,15 +19,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import BaseRoute, Route
 
-from kvplane.vocabulary import Room
+from kvplane.vocabulary import Role, Room, Stage
 
 from .api import read_json
 from .body import Reader
-from .errors import BadRequest
+from .errors import BadRequest, NotReady
 from .evidence import Evidence
 from .faults import Faults
 from .fields import Fields
 from .settings import EngineSettings
+from .shapes import error_body
 from .truth import truth
 from .unit import Unit
 
@@ -94,7 +95,11 @@ class AdminRoutes:
 
     async def _health(self, request: Request) -> Response:
         why = self._engine.not_ready()
-        return PlainTextResponse("OK" if why is None else why, 200 if why is None else 503)
+        if why is None:
+            return PlainTextResponse("OK")
+        # what a prefill that answers still waits for is its rank directory
+        stage = Stage.REGISTER if self._settings.role is Role.PREFILL else None
+        return JSONResponse(error_body(NotReady(why, stage)), NotReady.status)
 
     async def _server_info(self, request: Request) -> Response:
         return JSONResponse(self._engine.facts())

@@ -68,6 +68,19 @@ class Overloaded(EngineError):
 
 
 @dataclass(eq=False)
+class NotReady(EngineError):
+    """No request can be served now; `stage` where a step of a meeting is what is missing."""
+
+    status: ClassVar[int] = 503
+    code: ClassVar[str] = "not_ready"
+    reason: str
+    stage: Stage | None = None
+
+    def __str__(self) -> str:
+        return self.reason
+
+
+@dataclass(eq=False)
 class RoomFailed(EngineError):
     """One stage of one room failed. Retry in a fresh room."""
 

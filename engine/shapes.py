@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from .asks import Call
-from .errors import EngineError, RoomFailed
+from .errors import EngineError, NotReady, RoomFailed
 from .pieces import Piece
 
 DONE = b"data: [DONE]\n\n"
@@ -139,6 +139,8 @@ def error_body(error: EngineError) -> dict[str, Any]:
     }
     if isinstance(error, RoomFailed):
         facts |= {"stage": error.stage.value, "room": error.room}
+    if isinstance(error, NotReady) and error.stage is not None:
+        facts["stage"] = error.stage.value
     return {"error": facts}
 
 
