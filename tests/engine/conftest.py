@@ -9,8 +9,8 @@ from typing import Any
 
 import aiohttp
 import pytest
-from kit.ports import free_port
 from kit.wait import until
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from kvplane.bootstrap import Directory, RoomTable, bootstrap_app
 from kvplane.doors import Server
@@ -52,6 +52,15 @@ class Running:
 Start = Callable[..., Awaitable[Running]]
 
 
+class Door:
+    """An app that comes later."""
+
+    app: ASGIApp
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self.app(scope, receive, send)
+
+
 class House:
     """What is up; `close` takes all of a floor down at once, since each takes its time."""
 
@@ -70,13 +79,15 @@ class House:
         """An engine and its door."""
         if role is Role.PREFILL and "bootstrap_port" not in settings:
             settings["bootstrap_port"] = await self.directory()
-        told = {"port": free_port(), "events_port": 0, "replay_port": 0, "blocks": 128}
+        door = Door()  # it is open before the engine is made, which is told its port
+        server = Server(door, "127.0.0.1", 0, role.value)
+        await server.start()
+        self._floors[1].append(server.stop)
+        told = {"port": server.port, "events_port": 0, "replay_port": 0, "blocks": 128}
         engine = Engine(EngineSettings(role=role, **(told | settings)), SystemClock())
         await engine.start()
         self._floors[2].append(engine.stop)
-        server = Server(engine.app, "127.0.0.1", engine.settings.port, role.value)
-        await server.start()
-        self._floors[1].append(server.stop)
+        door.app = engine.app
         url = f"http://127.0.0.1:{engine.settings.port}"
         session = aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(total=30))
         self._floors[0].append(session.close)
