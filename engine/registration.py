@@ -49,8 +49,10 @@ class Registrar:
         settings: EngineSettings,
         clock: Clock,
         metrics: EngineMetrics,
+        try_s: float = TRY_S,
     ) -> None:
         self._client, self._ports, self._settings = client, ports, settings
+        self._try_s = try_s
         self._generation = generation
         self._clock, self._metrics = clock, metrics
         self._known: dict[Cell, Registered] = {}
@@ -137,7 +139,7 @@ class Registrar:
         began = self._clock.now()
         address = self._settings.bootstrap_address
         told = Registration.parse(self._facts(cell))
-        await self._client.register(address, told, TRY_S)
+        await self._client.register(address, told, self._try_s)
         took = self._clock.now() - began
         name, place = self._name(cell), f"{self._settings.advertised}:{self._ports[cell]}"
         self._known[cell] = Registered(True, took, f"{name} at {place} is registered at {address}")

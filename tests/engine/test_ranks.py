@@ -11,6 +11,7 @@ from kit.pair import ROOMS, Pair, Start, ask, asked, pair, prompt
 from kit.wait import until
 
 from kvplane.bootstrap import BootstrapClient
+from kvplane.engine.cells import Cell
 from kvplane.vocabulary import Role
 
 SHAPES = [  # prefill, decode
@@ -150,6 +151,15 @@ async def test_a_fault_of_a_rank_that_is_not_there_or_of_all_is_refused(start: S
         status, answer = await two.prefill.post("/fault", stage=stage, kind="error", rank=rank)
         assert (status, answer["error"]["param"]) == (400, "rank")
         assert names in answer["error"]["message"]
+
+
+async def test_a_rank_that_is_not_registered_fails_the_room_at_once_by_name(start: Start) -> None:
+    two = await pair(start, tp=4)
+    del two.prefill.engine._network._registrar._known[Cell(0, 0, 3)]
+    status, answer = await two.prefill.post("/generate", **ask(20), bootstrap_room=4)
+    assert (status, answer["error"]["stage"]) == (502, "register")
+    assert "register: 3 of 4, missing tp=3: rank tp=3 is not" in answer["error"]["message"]
+    assert two.prefill.engine.not_ready() is None  # it asks again by itself
 
 
 async def test_one_dead_rank_port_fails_the_room_by_name_and_holds_no_page(start: Start) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Mapping
 
 import aiohttp
@@ -10,8 +11,17 @@ import pytest
 from kit.ports import free_port
 from kit.wait import until
 from prometheus_client import CollectorRegistry
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from kvplane.bootstrap import BootstrapClient, Directory, RoomTable, bootstrap_app
+from kvplane.bootstrap import (
+    BootstrapClient,
+    Directory,
+    NotRegistered,
+    RoomTable,
+    bootstrap_app,
+)
 from kvplane.doors import Server
 from kvplane.engine.cells import Cell
 from kvplane.engine.metrics import EngineMetrics
@@ -74,3 +84,47 @@ async def test_a_directory_that_comes_later_or_comes_back_is_told(client: Bootst
     assert (await client.rank(f"127.0.0.1:{port}", 0, 0, 0, 0)).port == 4000
     await cancel(keeping)
     await second.stop()
+
+
+def without(app: ASGIApp, tp: int) -> ASGIApp:
+    """A directory that one tensor rank never reaches."""
+
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "PUT":
+            await app(scope, receive, send)
+            return
+        asked = Request(scope, receive)
+        told = json.loads(await asked.body())
+        if told["attn_tp_rank"] == tp:
+            await PlainTextResponse("lost on the way", 502)(scope, receive, send)
+            return
+
+        async def again() -> Message:
+            return {"type": "http.request", "body": json.dumps(told).encode(), "more_body": False}
+
+        await app(scope, again, send)
+
+    return serve
+
+
+async def test_one_rank_that_never_registers_is_named_and_the_others_are_in(
+    client: BootstrapClient,
+) -> None:
+    app = bootstrap_app(Directory(Generation("d1")), RoomTable(), SystemClock())
+    directory = Server(without(app, tp=3), "127.0.0.1", 0, "bootstrap")
+    await directory.start()
+    settings = EngineSettings(role=Role.PREFILL, bootstrap_port=directory.port, tp=4)
+    cells = {cell: 4000 + cell.tp for cell in settings.sizes.cells(0)}
+    metrics = EngineMetrics(CollectorRegistry())
+    ranks = Registrar(client, cells, Generation("g1"), settings, SystemClock(), metrics, 0.05)
+    assert not await ranks._all()
+    assert not ranks.ready.is_set()
+    known, address = ranks.unit(0), settings.bootstrap_address
+    assert not known.ok
+    assert known.detail.startswith(
+        f"3 of 4, missing tp=3: rank tp=3 is not registered at {address} yet: "
+    ), known.detail
+    assert (await client.rank(address, 0, 0, 2, 0)).port == 4002
+    with pytest.raises(NotRegistered, match="tp=3"):
+        await client.topology(address)
+    await directory.stop()
