@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvplane.bootstrap import BootstrapClient, BootstrapError, Registration
+from kvplane.bootstrap import BootstrapClient, BootstrapError, NotRegistered, Registration
 from kvplane.runtime import Clock, backoff
 from kvplane.vocabulary import Generation
 
@@ -126,6 +126,8 @@ class Registrar:
             if (found.host, found.port) == (self._settings.advertised, self._ports[cell]):
                 return True
             why = f"{found.host}:{found.port} is in our place"
+        except NotRegistered:
+            return False  # others are missing there, so it tells of nobody: entering again is free
         except (BootstrapError, OSError, TimeoutError) as error:
             why = str(error) or type(error).__name__
         name = self._name(cell)
@@ -142,9 +144,11 @@ class Registrar:
         await self._client.register(address, told, self._try_s)
         took = self._clock.now() - began
         name, place = self._name(cell), f"{self._settings.advertised}:{self._ports[cell]}"
+        new = not self.rank(cell).ok
         self._known[cell] = Registered(True, took, f"{name} at {place} is registered at {address}")
         self._metrics.registrations.labels("ok").inc()
-        log.info("registered rank=%r place=%s at=%s", name, place, address)
+        if new:
+            log.info("registered rank=%r place=%s at=%s", name, place, address)
 
     def _name(self, cell: Cell) -> str:
         sizes = self._settings.sizes
