@@ -12,6 +12,7 @@ import pytest
 
 from kvplane.transfer import (
     BACKENDS,
+    LayoutMismatch,
     NotAvailable,
     TransferError,
     TransferMetrics,
@@ -85,6 +86,18 @@ async def test_it_holds_nothing_and_can_be_taken_down(name: str) -> None:
 def test_an_offer_of_another_backend_is_refused_with_both_names(name: str) -> None:
     here = Offer("tcp", 1, "10.0.0.1", 1, (64,), ("l0",))
     assert here.differences(replace(here, backend=name)) == (f"backend tcp here, {name} there",)
+
+
+@pytest.mark.parametrize("name", ["mori", "ascend"])
+async def test_a_decode_with_such_a_backend_is_told_both_names(make_rig: Any, name: str) -> None:
+    rig = await make_rig()
+    decode = rig.backends[1]
+    decode._offer = replace(decode.offer(), backend=name)
+    with pytest.raises(LayoutMismatch) as caught:
+        await rig.pull(71, [1, 2, 3])
+    assert caught.value.fields == (f"backend tcp here, {name} there",)
+    assert f"backend tcp here, {name} there" in str(caught.value)
+    await rig.idle()
 
 
 def test_a_package_that_is_not_installed_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
