@@ -30,7 +30,7 @@ MOST_BATCH = 1024  # entries of one call; from about 2100 on it refuses the whol
 TIMEOUTS = ("MC_TCP_PROGRESS_TIMEOUT_SEC", "MC_TCP_STATUS_TIMEOUT_SEC")
 
 
-def _module() -> Any:
+def load() -> Any:
     """mooncake.engine; raises NotAvailable with what is missing."""
     try:
         return importlib.import_module("mooncake.engine")
@@ -107,7 +107,7 @@ class MooncakeBackend(OneSidedBackend):
     def __init__(self, settings: TransferSettings, metrics: TransferMetrics) -> None:
         def make() -> MooncakeEngine:
             timeout_s = _bound(settings.stall_s)
-            return MooncakeEngine(_module(), timeout_s)
+            return MooncakeEngine(load(), timeout_s)
 
         super().__init__("mooncake", MOST_BATCH, make, settings, metrics)
 

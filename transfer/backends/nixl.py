@@ -43,7 +43,7 @@ def must_exit_hard() -> bool:
     return _made.is_set()
 
 
-def _module() -> Any:
+def load() -> Any:
     """The API module of whichever package is there; raises NotAvailable."""
     tls = os.environ.setdefault("UCX_TLS", SAFE)  # read when an agent is made
     wrong = by_itself(tls)
@@ -192,4 +192,4 @@ class NixlBackend(OneSidedBackend):
     """See base.Backend; start() raises NotAvailable where the library cannot be loaded."""
 
     def __init__(self, settings: TransferSettings, metrics: TransferMetrics) -> None:
-        super().__init__("nixl", MOST_BATCH, lambda: NixlEngine(_module()), settings, metrics)
+        super().__init__("nixl", MOST_BATCH, lambda: NixlEngine(load()), settings, metrics)
