@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from urllib.parse import urlsplit
 
+from kvplane.bootstrap import local
 from kvplane.vocabulary import Role, Stage, Worker, WorkerUp
 
 from .settings import FleetSettings
@@ -95,8 +96,9 @@ class Target:
 
 
 def bootstrap_host(up: WorkerUp) -> str:
-    """Where a prefill's rank directory answers, without brackets."""
-    return up.bootstrap_host or urlsplit(up.url).hostname or ""
+    """Where a prefill's rank directory answers: without brackets, and never a wildcard: a worker
+    that is reached at one is on this machine."""
+    return up.bootstrap_host or local(urlsplit(up.url).hostname or "")
 
 
 class Booking:

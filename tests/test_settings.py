@@ -113,11 +113,52 @@ def test_a_worker_of_the_file_counts_its_event_ports_up_by_dp_rank() -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["http://a:b:c:1", "http://[::1:30000", "ftp://h:1", "http://h:1/v1", "http://h", ""]
-)
+    "url",
+    [
+        "http://a:b:c:1", "http://[::1:30000", "ftp://h:1", "http://h:1/v1", "http://h", "",
+        "http://:::8998", "http://[::1]8998", "::1:30000", "http://[localhost]:3",
+    ],
+)  # fmt: skip
 def test_a_malformed_url_is_refused_at_the_start(url: str) -> None:
-    with pytest.raises(BadSetting):
+    """FR-BS-04: three colons, a missing bracket: a clear configuration error."""
+    with pytest.raises(BadSetting, match="must be"):
         told("router", file={"workers": [{"url": url}]})
+
+
+@pytest.mark.parametrize(
+    ("host", "port", "found"),
+    [
+        ("::1", 8998, ("::1", 8998)),
+        ("[::1]", 8998, ("::1", 8998)),
+        ("[::1]:8998", None, ("::1", 8998)),
+        ("prefill-0:8998", 8998, ("prefill-0", 8998)),
+        ("prefill_0", None, ("prefill_0", None)),
+        (None, 8998, (None, 8998)),
+    ],
+)
+def test_a_bootstrap_host_is_kept_bare_however_it_is_written(
+    host: str | None, port: int | None, found: tuple[str | None, int | None]
+) -> None:
+    """FR-BS-04: the stored host is the bare literal."""
+    table = {"url": "http://h:1", "bootstrap_host": host, "bootstrap_port": port}
+    (worker,) = told("router", file={"workers": [table]}).workers
+    assert (worker.bootstrap_host, worker.bootstrap_port) == found
+
+
+@pytest.mark.parametrize(
+    ("host", "port"),
+    [
+        (":::8998", None), ("[::1", 8998), ("::1]", 8998), ("[::1]8998", None), ("a:b:c", None),
+        ("", 8998), ("[::1]:70000", None), ("[::1]:8998", 9), ("0.0.0.0", 8998), ("::", 8998),
+        ("[::]:8998", None), ("h\n", 8998), (5, 8998),
+    ],
+)  # fmt: skip
+def test_a_malformed_bootstrap_host_is_refused_at_the_start(host: Any, port: int | None) -> None:
+    """FR-BS-04: a clear configuration error that names the member and its value."""
+    table = {"url": "http://h:1", "bootstrap_host": host, "bootstrap_port": port}
+    with pytest.raises(BadSetting) as refused:
+        told("router", file={"workers": [table]})
+    assert f"bootstrap_host {host!r}: " in str(refused.value)
 
 
 @pytest.mark.parametrize("command", sorted(COMMANDS))

@@ -38,7 +38,8 @@ def endpoint_of(url: str) -> tuple[str, str]:
         parts = urlsplit(text)
         port = parts.port
     except ValueError as error:
-        raise WorkerFault(f"url {url!r}: {error}") from None
+        want = "must be like http://host:port or http://[::1]:port"
+        raise WorkerFault(f"url {url!r}: {error}; {want}") from None
     host = parts.hostname
     if parts.scheme not in ("http", "https") or not host:
         raise WorkerFault(f"url {url!r}: must be like http://host:port or http://[::1]:port")
@@ -66,22 +67,49 @@ def worker_from_table(table: Mapping[str, Any]) -> WorkerUp:
         raise WorkerFault("url is missing: must be like http://host:port")
     clean, pod = endpoint_of(table["url"])
     dp_size = _count("dp_size", table.get("dp_size", 1))
-    size, port = table.get("block_size"), table.get("bootstrap_port")
-    host = table.get("bootstrap_host")
+    size = table.get("block_size")
+    host, port = _bootstrap(table)
     return WorkerUp(
         pod=Pod(_text("name", table.get("name", pod)) or pod),
         url=clean,
         role=Role(_choice("role", table.get("role", "both"), tuple(Role))),
         engine=_choice("engine", table.get("engine", "kvplane"), ENGINES),
         model=_text("model", table.get("model", "")),
-        bootstrap_host=None if host is None else _text("bootstrap_host", host),
-        bootstrap_port=None if port is None else _port("bootstrap_port", port),
+        bootstrap_host=host,
+        bootstrap_port=port,
         events=_endpoints("events", table.get("events"), dp_size),
         replay=_endpoints("replay", table.get("replay"), dp_size),
         block_size=None if size is None else _count("block_size", size),
         dp_size=dp_size,
         tokenizer=_text("tokenizer", table.get("tokenizer", "")),
     )
+
+
+def _bootstrap(table: Mapping[str, Any]) -> tuple[str | None, int | None]:
+    """Bare host and port of the rank directory; the host may wear brackets, or bring its port.
+
+    ::1   [::1]   prefill-0   [::1]:8998   prefill-0:8998
+    """
+    told = table.get("bootstrap_port")
+    port = None if told is None else _port("bootstrap_port", told)
+    if (value := table.get("bootstrap_host")) is None:
+        return None, port
+    from kvplane.bootstrap import Address, BadAddress, is_wildcard  # few name it: start without
+
+    text = _text("bootstrap_host", value)
+    try:
+        host = Address.of(text, port or 1).host
+    except BadAddress:  # then it brings its port
+        try:
+            both = Address.parse(text)
+        except BadAddress as error:
+            raise WorkerFault(f"bootstrap_host {text!r}: {error.why}") from None
+        if port not in (None, both.port):
+            raise WorkerFault(f"bootstrap_host {text!r}: bootstrap_port says {port}") from None
+        host, port = both.host, both.port
+    if is_wildcard(host):
+        raise WorkerFault(f"bootstrap_host {text!r}: nobody can dial it; must be one address")
+    return host, port
 
 
 def _text(name: str, value: object) -> str:

@@ -79,6 +79,8 @@ def test_booking_a_worker_that_left_says_so() -> None:
         ("http://10.0.0.7:30000", None, "10.0.0.7"),
         ("http://[::1]:30000", None, "::1"),
         ("http://10.0.0.7:30000", "boot", "boot"),
+        ("http://0.0.0.0:30000", None, "127.0.0.1"),
+        ("http://[::]:30000", None, "::1"),
     ],
 )
 def test_the_bootstrap_host_is_that_of_the_url_unless_declared(
