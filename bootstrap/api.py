@@ -53,7 +53,7 @@ log = logging.getLogger(__name__)
 STATUS: dict[type[BootstrapError], tuple[int, str]] = {  # and why, of a closed set
     BadInput: (400, "input"),
     Inconsistent: (400, "differs"),
-    LateLife: (409, "late life"),
+    LateLife: (409, "late_life"),
 }
 ENGINE_INFO = ("/register_transfer_engine_info", "/get_transfer_engine_info")
 APPLIED: Headers = (("preference-applied", "wait"),)

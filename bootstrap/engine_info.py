@@ -61,8 +61,7 @@ class EngineInfos:
             return _not_json(raw, error), None
         if not isinstance(body, Mapping):
             said = "Input should be a valid dictionary"
-            shown = body if len(raw) <= MOST_ECHOED else "(long)"
-            return fault(422, [_detail("dict_type", ["body"], said, shown)]), None
+            return fault(422, [_detail("dict_type", ["body"], said, _shown(raw, body))]), None
         try:
             rank, session, weights = _parse(body)
             told = [session, weights]
@@ -135,6 +134,17 @@ def _not_json(raw: bytes, error: Exception) -> Answer:
 
 def _detail(kind: str, where: list[Any], said: str, value: Any) -> dict[str, Any]:
     return {"type": kind, "loc": where, "msg": said, "input": value}
+
+
+def _shown(raw: bytes, value: Any) -> Any:
+    """A bad body is repeated, where it is short and can be written again."""
+    if len(raw) > MOST_ECHOED:
+        return "(long)"
+    try:
+        _compact(value)
+    except ValueError:
+        return "(cannot be shown)"
+    return value
 
 
 def _compact(value: Any) -> bytes:
