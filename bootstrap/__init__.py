@@ -28,16 +28,19 @@ from .errors import (
     Refused,
     Silent,
 )
+from .instances import Listener, Resolved
 from .metrics import BootstrapMetrics
 from .registration import Facts, Place, Registration
-from .resolver import Resolved, Resolver
+from .resolver import Resolver
 from .rooms import RoomTable, mint
 from .settings import ClientSettings, DirectorySettings, ResolverSettings
+from .standing import AddressState
 from .sweeper import RoomSweeper
 from .topology import Targets, Topology, Unreachable, compatible, targets
 
 __all__ = [
     "Address",
+    "AddressState",
     "BadAddress",
     "BadAnswer",
     "BadInput",
@@ -52,6 +55,7 @@ __all__ = [
     "Facts",
     "Inconsistent",
     "LateLife",
+    "Listener",
     "NewLife",
     "NoDirectory",
     "NotRegistered",

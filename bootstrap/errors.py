@@ -172,4 +172,6 @@ class NewLife(BootstrapError):
     stage: Stage = Stage.RESOLVE_RANK
 
     def __str__(self) -> str:
+        if self.received is None and self.expected is None:  # SGLang's own server tells none
+            return f"instance at {self.address} was replaced: it tells another table"
         return f"instance at {self.address} is now {self.received}, was {self.expected}"

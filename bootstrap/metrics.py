@@ -56,6 +56,12 @@ class BootstrapMetrics:
             registry=registry,
             buckets=GRAIN_S,
         )
+        self.gone = counter(
+            "gone_total", "Lives of other directories that were over, by what told it.", "why"
+        )
+        self.beats = counter(
+            "beats_total", "Heartbeats of addresses in use, by how they ended.", "outcome"
+        )
         self._registry = registry
         self._answered: dict[tuple[str, int], Counter] = {}  # routes x statuses, both closed sets
 

@@ -1,68 +1,30 @@
 """Resolver: from an address to the ranks behind it, asked no more often than needed.
 
-Edge, decode side, over client.py; transfer/ asks it for every room. Open it to change how long an
-answer is believed, or how soon a directory that failed is asked again.
+Edge, decode side, over client.py; transfer/ asks it for every room, heartbeat.py for all that is
+in use. Open it to change what is asked or how long an answer is believed.
 
-One call is outstanding per address and question, whoever waits for it; rooms that are asked for
-meanwhile go into the next call together. An answer is reused for
-`fresh_s` only, so a prefill that came back is not reached on an old port; a new generation drops
-everything of its address at once. A failure is repeated from memory until its wait is over; the
-waits double. Addresses are whole texts: h:9998 is not h:99980.
+One call is outstanding per address and question, whoever waits for it. An answer is reused for
+`fresh_s` only; every one tells which life gave it, and another life drops everything of its
+address (instances.py). A failure is repeated from memory until its wait is over (standing.py).
+Addresses are whole texts: h:9998 is not h:99980.
 """
 
 from __future__ import annotations
 
-import asyncio
-import copy
-import logging
-from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Hashable, Iterable, Iterator
-from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from kvplane.runtime import Clock, SystemClock, backoff, cancel
+from kvplane.runtime import Clock, SystemClock
 from kvplane.vocabulary import Generation, Room, Stage
 
-from .client import BootstrapClient, Endpoint
-from .errors import BootstrapError, NewLife, RankUnknown, Refused, Silent
+from .client import BootstrapClient, Endpoint, RoomRanks
+from .errors import BootstrapError, NewLife
+from .flights import Flights
+from .instances import Instances, Listener, Record, Resolved
+from .lives import Rank
 from .metrics import BootstrapMetrics
+from .roomline import RoomLine
 from .settings import ResolverSettings
-from .topology import Topology
-
-log = logging.getLogger(__name__)
-
-T = TypeVar("T")
-Place = tuple[int, int, int, int]  # dp, cp, tp, pp
-
-
-@dataclass(frozen=True, slots=True)
-class Resolved:
-    """What an instance looks like and which life of it said so (None: it does not tell)."""
-
-    topology: Topology
-    generation: Generation | None
-    checked_at: float  # when the question was sent; monotonic seconds
-
-
-@dataclass(slots=True)
-class _Known:
-    """What is remembered of one address."""
-
-    resolved: Resolved | None = None
-    ranks: dict[Place, tuple[Endpoint, float]] = field(default_factory=dict)  # and when asked
-    failure: BootstrapError | None = None
-    again_at: float = 0.0  # not asked before
-    waits: Iterator[float] | None = None
-    batch: _Batch | None = None  # rooms that the next question will name
-    line: asyncio.Lock = field(default_factory=asyncio.Lock)  # one question about rooms at a time
-
-
-@dataclass(slots=True)
-class _Batch:
-    """Rooms asked for in one call."""
-
-    rooms: set[Room] = field(default_factory=set)
-    task: asyncio.Task[dict[Room, int]] | None = None
+from .standing import AddressState
 
 
 class Resolver:
@@ -76,21 +38,22 @@ class Resolver:
         metrics: BootstrapMetrics | None = None,
     ) -> None:
         self._client, self._clock = client, clock or SystemClock()
-        self._settings, self._metrics = settings or ResolverSettings(), metrics
-        self._known: OrderedDict[str, _Known] = OrderedDict()
-        self._flights: dict[Hashable, asyncio.Task[Any]] = {}
-        self._batches: set[asyncio.Task[Any]] = set()
+        self._settings = settings or ResolverSettings()
+        self._flights = Flights()
+        self._known = Instances(
+            self._line, self._flights.leave, self._clock, self._settings, metrics
+        )
 
     async def topology(self, address: str) -> Resolved:
         """What the instance behind `address` looks like now.
 
         Raises a BootstrapError whose `stage` names the step: register while ranks are missing.
         """
-        known = self._of(address)
-        if known.resolved is not None and self._fresh(known.resolved.checked_at):
-            return known.resolved
-        self._hold_back(known)
-        return await self._flight((address,), lambda: self._ask_topology(address, known))
+        record = self._known.use(address)
+        if record.resolved is not None and self._fresh(record.resolved.checked_at):
+            return record.resolved
+        record.standing.hold_back(self._clock.now())
+        return await self._topology(record)
 
     async def endpoint(
         self,
@@ -101,143 +64,127 @@ class Resolver:
         pp: int,
         expected: Generation | None = None,
     ) -> Endpoint:
-        """Where one rank listens now; NewLife where the instance is not the `expected` one."""
-        known, place = self._of(address), (dp, cp, tp, pp)
-        found, asked_at = known.ranks.get(place, (None, 0.0))
+        """Where one rank listens; NewLife where the instance is not the `expected` one."""
+        record, rank = self._known.use(address), (dp, cp, tp, pp)
+        found, asked_at = record.ranks.get(rank, (None, 0.0))
         if found is None or not self._fresh(asked_at):
-            self._hold_back(known)
-            key = (address, place)
-            found = await self._flight(key, lambda: self._ask_rank(address, known, place))
+            found = await self._rank(await self._admitted(address), rank)
         if expected is not None and found.generation not in (None, expected):
             self.forget(address)
             raise NewLife(address, expected, found.generation)
         return found
 
-    async def dp_ranks(self, address: str, rooms: Iterable[Room]) -> dict[Room, int]:
-        """Which dp ranks the prefill gave these rooms to; unknown rooms are absent. Not kept."""
-        known, asked = self._of(address), tuple(rooms)
-        self._hold_back(known)
-        batch = known.batch
-        if batch is None:
-            batch = known.batch = _Batch()
-            batch.task = asyncio.create_task(self._ask_rooms(address, known, batch))
-            self._batches.add(batch.task)
-            batch.task.add_done_callback(self._told)
-        batch.rooms.update(asked)
-        assert batch.task is not None, "a batch has its task from the start"
-        found = await asyncio.shield(batch.task)
-        return {room: found[room] for room in asked if room in found}
+    async def dp_ranks(
+        self, address: str, rooms: Iterable[Room], wait_s: float = 0.0
+    ) -> dict[Room, int]:
+        """Which dp ranks the prefill gave these rooms to, asked for up to `wait_s`. Not kept.
+
+        Rooms still unknown then are absent; earlier it returns when it knows all.
+        """
+        return await (await self._admitted(address)).line.ranks(tuple(rooms), wait_s)
 
     def forget(self, address: str) -> None:
         """Ask anew next time; for a caller whose connection to a rank failed."""
-        self._known.pop(address, None)
-        for key in [key for key in self._flights if isinstance(key, tuple) and key[0] == address]:
-            del self._flights[key]  # it runs to its end, but nobody new waits for it
+        self._known.forget(address)
+
+    def watch(self, listener: Listener) -> Callable[[], None]:
+        """Call it when a life behind an address is over: replaced, or silent. Returns the undo."""
+        return self._known.watch(listener)
+
+    def states(self) -> Mapping[str, AddressState]:
+        """How every address that is remembered has been doing."""
+        return self._known.states()
 
     async def close(self) -> None:
         """End all calls that are still out."""
-        await cancel(*self._flights.values(), *self._batches)
-        self._flights.clear()
+        await self._flights.close()
+        await self._known.close()
 
-    async def _ask_topology(self, address: str, known: _Known) -> Resolved:
-        sent_at = self._clock.now()
-        async with _Watched(self, known, Stage.RESOLVE_TOPOLOGY):
-            topology, life = await self._client.topology(address, self._settings.topology_s)
-        old = known.resolved
-        if old is not None and old.generation != life:
-            log.info("instance changed address=%s old=%s new=%s", address, old.generation, life)
-            known.ranks.clear()
-        known.resolved = Resolved(topology, life, sent_at)
-        return known.resolved
+    def lately(self) -> Sequence[str]:
+        """Addresses with something to lose that were used within `idle_s`; for the heartbeat."""
+        return self._known.lately()
 
-    async def _ask_rank(self, address: str, known: _Known, place: Place) -> Endpoint:
-        sent_at = self._clock.now()
-        async with _Watched(self, known, Stage.RESOLVE_RANK):
-            found = await self._client.rank(address, *place, self._settings.rank_s)
-        if known.resolved is not None and known.resolved.generation != found.generation:
-            known.resolved = None  # the topology was another life's
-            known.ranks.clear()
-        known.ranks[place] = (found, sent_at)
+    def answered(self, address: str, life: Generation | None, sent_at: float) -> None:
+        """The server there told its life to a question of somebody else, sent at `sent_at`."""
+        record = self._known.find(address)
+        if record is not None and record.life.heard:
+            self._known.hear(record, life, lambda seen: seen.answer(life, sent_at))
+
+    async def ask_again(self, address: str) -> None:
+        """Topology and known ranks as they are now; what changed is noticed as ever.
+
+        For servers that tell no life. Raises what the questions raise.
+        """
+        record = self._known.find(address)
+        if record is None:
+            return
+        await self._topology(record)
+        for rank in record.life.ranks[: self._settings.most_ranks_beaten]:
+            await self._rank(record, rank)
+
+    def gone(self, address: str, error: BootstrapError) -> None:
+        """The life behind the address is over: drop all of it, tell who watches."""
+        record = self._known.find(address)
+        if record is not None:
+            self._known.failed(record, error, self._clock.now())
+            self._known.end(record, error)
+
+    async def _admitted(self, address: str) -> Record:
+        """Held back while the wait of a failure lasts; then one question goes ahead of all."""
+        record = self._known.use(address)
+        record.standing.hold_back(self._clock.now())
+        if record.standing.failing:
+            await self._topology(record)
+        return self._known.use(address)
+
+    async def _topology(self, record: Record) -> Resolved:
+        return await self._flights.join((record.address,), lambda: self._ask_topology(record))
+
+    async def _rank(self, record: Record, rank: Rank) -> Endpoint:
+        return await self._flights.join(
+            (record.address, rank), lambda: self._ask_rank(record, rank)
+        )
+
+    async def _ask_topology(self, record: Record) -> Resolved:
+        sent_at, epoch = self._clock.now(), record.epoch
+        async with self._known.watched(record, Stage.RESOLVE_TOPOLOGY):
+            asked = self._client.topology(record.address, self._settings.topology_s)
+            topology, life = await asked
+        record = self._known.hear(record, life, lambda seen: seen.topology(topology, life, sent_at))
+        resolved = Resolved(topology, life, sent_at)
+        if record.epoch == epoch:
+            record.resolved = resolved
+        return resolved
+
+    async def _ask_rank(self, record: Record, rank: Rank) -> Endpoint:
+        sent_at, epoch = self._clock.now(), record.epoch
+        async with self._known.watched(record, Stage.RESOLVE_RANK):
+            found = await self._client.rank(record.address, *rank, self._settings.rank_s)
+        where, life = (found.host, found.port), found.generation
+        record = self._known.hear(record, life, lambda seen: seen.rank(rank, where, life, sent_at))
+        if record.epoch == epoch:
+            record.ranks[rank] = (found, sent_at)
         return found
 
-    async def _ask_rooms(self, address: str, known: _Known, batch: _Batch) -> dict[Room, int]:
-        async with known.line:
-            known.batch = None  # who comes from now on waits for the next call
-            self._hold_back(known)
-            async with _Watched(self, known, Stage.RESOLVE_RANK):
-                rooms = sorted(batch.rooms)
-                return await self._client.dp_ranks(address, rooms, self._settings.rank_s)
+    async def _ask_rooms(self, record: Record, rooms: Sequence[Room], wait_s: float) -> RoomRanks:
+        sent_at, old = self._clock.now(), record.life.generation
+        record.standing.hold_back(sent_at)
+        async with self._known.watched(record, Stage.RESOLVE_RANK, timed=not wait_s):
+            answer = await self._client.ask_rooms(
+                record.address, rooms, wait_s, self._settings.rank_s
+            )
+        life = answer.generation
+        now = self._known.hear(record, life, lambda seen: seen.answer(life, sent_at))
+        if now is not record:
+            raise NewLife(record.address, old, life)  # the rooms were another life's
+        return answer
 
-    def _told(self, task: asyncio.Task[Any]) -> None:
-        self._batches.discard(task)
-        if not task.cancelled():
-            task.exception()  # seen, also where every waiter has left
-
-    async def _flight(self, key: Hashable, ask: Callable[[], Coroutine[Any, Any, T]]) -> T:
-        """Join the call that is out for `key`, or make it; a waiter that leaves stops nobody."""
-        task = self._flights.get(key)
-        if task is None:
-            task = asyncio.create_task(ask(), name=f"resolve {key}")
-            self._flights[key] = task
-            task.add_done_callback(lambda done: self._landed(key, done))
-        result: T = await asyncio.shield(task)
-        return result
-
-    def _landed(self, key: Hashable, task: asyncio.Task[Any]) -> None:
-        if self._flights.get(key) is task:
-            del self._flights[key]
-        if not task.cancelled():
-            task.exception()  # seen, also where every waiter has left
-
-    def _of(self, address: str) -> _Known:
-        known = self._known.setdefault(address, _Known())
-        self._known.move_to_end(address)
-        if len(self._known) > self._settings.most_addresses:
-            self._known.popitem(last=False)
-        return known
+    def _line(self, record: Record) -> RoomLine:
+        return RoomLine(
+            lambda rooms, wait_s: self._ask_rooms(record, rooms, wait_s),
+            self._clock,
+            self._settings,
+        )
 
     def _fresh(self, asked_at: float) -> bool:
         return self._clock.now() - asked_at < self._settings.fresh_s
-
-    def _hold_back(self, known: _Known) -> None:
-        if known.failure is not None and self._clock.now() < known.again_at:
-            raise copy.copy(known.failure)
-
-    def _went_well(self, known: _Known) -> None:
-        known.failure, known.waits = None, None
-
-    def _failed(self, known: _Known, error: BootstrapError) -> None:
-        if isinstance(error, RankUnknown | Refused):
-            return  # the directory itself is well
-        if known.waits is None:
-            settings = self._settings
-            known.waits = backoff(settings.first_wait_s, most_s=settings.most_wait_s)
-        wait = next(known.waits)
-        if not isinstance(error, Silent):
-            wait = min(wait, self._settings.most_wait_told_s)
-        known.failure, known.again_at = error, self._clock.now() + wait
-
-    def _count(self, stage: Stage, outcome: str, duration_s: float) -> None:
-        if self._metrics is not None:
-            self._metrics.resolutions.labels(stage.value, outcome).inc()
-            self._metrics.resolve_s.labels(stage.value).observe(duration_s)
-
-
-class _Watched:
-    """Around one call: its outcome is counted and remembered for the address."""
-
-    def __init__(self, resolver: Resolver, known: _Known, stage: Stage) -> None:
-        self._resolver, self._known, self._stage = resolver, known, stage
-        self._began = resolver._clock.now()
-
-    async def __aenter__(self) -> None:
-        """Nothing to prepare."""
-
-    async def __aexit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None:
-            self._resolver._went_well(self._known)
-        elif isinstance(error, BootstrapError):
-            self._resolver._failed(self._known, error)
-        outcome = "ok" if error is None else type(error).__name__
-        took = self._resolver._clock.now() - self._began
-        self._resolver._count(self._stage, outcome, took)

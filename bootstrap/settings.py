@@ -40,6 +40,18 @@ class ResolverSettings:
     most_wait_told_s: float = 1.0  # and up to this where it says no at once: asking is cheap, and
     # a prefill that has just come back is not refused from memory for long
     most_addresses: int = 4096  # remembered; the least recently used is forgotten
+    rooms_gap_s: float = 0.01  # two questions about rooms to one address are this far apart
+    rooms_first_s: float = 0.05  # a room that is not known is asked for again after this
+    rooms_most_s: float = 1.0  # the wait doubles up to this; a long prefill queue takes seconds
+    most_poll_s: float = 30.0  # a question waits this long in the directory, then is asked again
+    most_polls: int = 16  # that wait in one directory; rooms beyond are asked for now and then
+    poll_again_s: float = 30.0  # a directory that did not keep a question is not asked to before
+    beat_s: float = 2.0  # between two heartbeats of one address; SGLang beats every 5 s
+    beat_wait_s: float = 1.5  # for the answer to one; SGLang gives 5 s
+    most_misses: int = 2  # in a row, then the life behind the address is taken for gone
+    idle_s: float = 60.0  # an address nobody has wanted to know for this long is not beaten
+    most_beats: int = 256  # out at once; those that find no place wait for the next round
+    most_ranks_beaten: int = 64  # asked again per beat where the server tells no generation
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,7 @@ from kvplane.bootstrap import (
     RankUnknown,
     Resolver,
     ResolverSettings,
+    RoomRanks,
     Silent,
     Topology,
 )
@@ -62,11 +63,16 @@ class FakeClient:
         life = await self._answered(f"rank {address} {dp}{cp}{tp}{pp}")
         return Endpoint("10.0.0.1", self.port, life)
 
-    async def dp_ranks(
-        self, address: str, rooms: Iterable[int], deadline_s: float | None = None
-    ) -> dict[Room, int]:
-        await self._answered(f"rooms {address}")
-        return {Room(room): 1 for room in rooms}
+    async def ask_rooms(
+        self,
+        address: str,
+        rooms: Iterable[int],
+        wait_s: float = 0.0,
+        deadline_s: float | None = None,
+    ) -> RoomRanks:
+        asked = tuple(rooms)
+        life = await self._answered(f"rooms {address}")
+        return RoomRanks({Room(room): 1 for room in asked}, life)
 
 
 @pytest.fixture
@@ -76,7 +82,7 @@ def fake() -> FakeClient:
 
 @pytest.fixture
 async def resolver(fake: FakeClient, clock: FakeClock) -> AsyncIterator[Resolver]:
-    made = Resolver(fake, clock, ResolverSettings(fresh_s=0.5))  # type: ignore[arg-type]
+    made = Resolver(fake, clock, ResolverSettings(fresh_s=0.5, rooms_gap_s=0))  # type: ignore[arg-type]
     yield made
     await made.close()
 
@@ -276,7 +282,7 @@ async def test_the_memory_of_addresses_is_bounded(fake: FakeClient, clock: FakeC
     resolver = Resolver(fake, clock, ResolverSettings(most_addresses=10))  # type: ignore[arg-type]
     for i in range(50):
         await resolver.topology(f"h{i}:1")
-    assert len(resolver._known) == 10
+    assert len(resolver.states()) == 10
     await resolver.close()
 
 
