@@ -3,6 +3,7 @@
 Edge. Role of an engine over transfer/ (team.py). Open it to change what a decode does for a room.
 
     lease -> pull (resolve, connect, verify: nothing unverified passes) -> consume -> answer
+        waits for pages: the prefill is told to keep its own meanwhile
         failure: pages that late bytes may hit stay in quarantine until transfer/ has fenced them
 """
 
@@ -44,7 +45,9 @@ class Decode:
         """One room. Raises RoomFailed, Overloaded, BadRequest."""
         assert ask.room is not None and ask.host is not None and ask.port is not None
         triple = BootstrapTriple(ask.host, ask.port, ask.room)
-        lease = await unit.lease(ask.ids, ask.max_new, ask.salt)
+        assert unit.team is not None, "a decode has ranks"
+        held = unit.team.holding(triple, ask.prefill_dp_rank)  # the prefill's pages, while we queue
+        lease = await unit.lease(ask.ids, ask.max_new, ask.salt, held)
         try:
             metadata = await self._pull(unit, lease, ask, triple)
             context = await self._consume(unit, lease, ask.room, metadata)

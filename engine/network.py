@@ -56,7 +56,9 @@ class Network:
         self._faults, self._record, self._clock = faults, record, clock
         self._metrics = metrics
         self._transfer = TransferSettings(
-            checksums=settings.checksums, bootstrapping_s=settings.room_s
+            checksums=settings.checksums,
+            bootstrapping_s=settings.room_s,
+            hold_every_s=min(5.0, settings.room_s / 5),
         )
         self._transfer_metrics = TransferMetrics(metrics.registry)
         self._layout = layout_of(settings.model)

@@ -12,7 +12,8 @@ ranks of both sides find each other (transfer/). Open it to change what one rank
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 
 from kvplane.runtime import cancel
@@ -109,6 +110,15 @@ class Team:
                 )
                 raise RoomFailed(room, Stage.VERIFY, reason)
         return said[0]
+
+    @asynccontextmanager
+    async def holding(self, triple: BootstrapTriple, dp_rank: int | None) -> AsyncIterator[None]:
+        """While inside, every prefill rank that has a part of this room keeps it for us."""
+        async with AsyncExitStack() as stack:
+            for rank in self.ranks:
+                assert rank.puller is not None, "a decode's rank has a puller"
+                await stack.enter_async_context(rank.puller.holding(triple, dp_rank))
+            yield
 
     def counts(self) -> dict[str, int]:
         """What all ranks hold now, added up; all 0 when idle."""

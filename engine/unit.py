@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 
 from .cache import Cache, Lease
 from .compute import Compute
@@ -44,15 +45,25 @@ class Unit:
         self._settings, self._metrics = settings, metrics
         self._line: deque[tuple[Wanted, asyncio.Future[Lease]]] = deque()
 
-    async def lease(self, tokens: Sequence[int], room: int, salt: str = "") -> Lease:
-        """Pages for a sequence; waits in line. Raises Overloaded, or BadRequest for too much."""
+    async def lease(
+        self,
+        tokens: Sequence[int],
+        room: int,
+        salt: str = "",
+        meanwhile: AbstractAsyncContextManager[None] | None = None,
+    ) -> Lease:
+        """Pages for a sequence; waits in line. Raises Overloaded, or BadRequest for too much.
+
+        `meanwhile` is entered only if it has to wait.
+        """
         need = self.cache.pages_for(len(tokens) + room)
         if need > self.cache.total:
             have = f"{self.cache.total} pages of {PAGE_TOKENS} tokens are all there are"
             raise BadRequest("prompt", f"{len(tokens)} + {room} tokens need {need} pages; {have}")
         lease = None if self._line else self.cache.lease(tokens, room, salt)
         if lease is None:
-            lease = await self._in_line((tokens, room, salt))
+            async with meanwhile or nullcontext():
+                lease = await self._in_line((tokens, room, salt))
         self.tell()
         return lease
 

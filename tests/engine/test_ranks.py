@@ -209,3 +209,21 @@ async def test_sides_that_cannot_meet_are_refused_with_the_field(start: Start) -
     status, answer = legs[1]
     assert (status, answer["error"]["stage"]) == (502, "resolve-topology")
     assert "pp: prefill 1, decode 2, must be equal or 1" in answer["error"]["message"]
+
+
+async def test_a_decode_that_queues_for_pages_keeps_the_prefills_of_every_rank(
+    start: Start,
+) -> None:
+    """FR-TR-05: the queue is longer than the lease; the lease is renewed as long as it lasts."""
+    two = await pair(start, {"tp": 2, "blocks": 8, "queue_s": 30.0}, tp=4, room_s=1.0)
+    cache = two.decode.engine.units[0].cache
+    taken = cache.lease([1] * 100, 28)
+    assert taken is not None
+    asking = asyncio.create_task(two.post("/generate", **ask(60)))
+    await until(lambda: two.prefill.engine.units[0].team.counts()["rooms"] == 4)
+    began = asyncio.get_running_loop().time()
+    await until(lambda: asyncio.get_running_loop().time() > began + 1.6)
+    assert not asking.done()
+    two.decode.engine.units[0].give_back(taken)
+    assert [status for status, _ in await asking] == [200, 200]
+    await two.idle()
