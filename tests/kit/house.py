@@ -138,6 +138,19 @@ class House:
         found = (await self.get("/workers"))["workers"]
         return next(one for one in found if one["pod"] == pod)
 
+    async def well(self, pod: str) -> bool:
+        """Whether the gateway sends requests there."""
+        return bool((await self.worker(pod))["is_healthy"])
+
+    async def add(self, engine: Resident) -> None:
+        """Tell the running gateway of one more engine."""
+        role = engine.engine.settings.role.value
+        new = {"url": engine.url, "worker_type": role}
+        if role == "prefill":
+            new["bootstrap_port"] = engine.bootstrap_port
+        status = (await self.post("/workers", new)).status
+        assert status == 202, status
+
     async def _ready(self) -> bool:
         async with self.session.get(f"{self.url}/readiness") as got:
             return got.status == 200
@@ -159,6 +172,7 @@ def prefill_facts(bootstrap_port: int, **changes: Any) -> dict[str, Any]:
         "disaggregation_bootstrap_port": bootstrap_port,
         "served_model_name": "tiny",
         "tp_size": 1,
+        "kvplane": {"generation": "scripted"},
     } | changes
     return {"server_info": info, "v1__models": {"data": [{"id": "tiny"}]}}
 
