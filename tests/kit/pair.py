@@ -26,7 +26,7 @@ def ask(tokens: int, seed: int = 0, new: int = 24) -> dict[str, Any]:
     return asked(prompt(tokens, seed), new)
 
 
-def asked(ids: list[int], new: int = 24) -> dict[str, Any]:
+def asked(ids: list[int] | list[list[int]], new: int = 24) -> dict[str, Any]:
     return {"input_ids": ids, "sampling_params": {"max_new_tokens": new, "ignore_eos": True}}
 
 

@@ -84,9 +84,15 @@ async def together(children: Collection[Child]) -> AsyncIterator[None]:
 
 @contextlib.asynccontextmanager
 async def plane(
-    engines: Sequence[EngineSeat], gateway_flags: Sequence[str] = (), ready: bool = True
+    engines: Sequence[EngineSeat],
+    gateway_flags: Sequence[str] = (),
+    ready: bool = True,
+    workers: int | None = None,
 ) -> AsyncIterator[Plane]:
-    """Start engines side by side, then the gateway over them; all gone at the end."""
+    """Start engines side by side, then the gateway over them; all gone at the end.
+
+    `workers`: how many there are together; None = every engine is one.
+    """
     (port,) = free_ports(1)
     url = f"http://127.0.0.1:{port}"
     children = {seat.name: seat.child() for seat in engines}
@@ -100,12 +106,15 @@ async def plane(
         session = await stack.enter_async_context(aiohttp.ClientSession(timeout=timeout))
         running = Plane(url, {seat.name: seat for seat in engines}, children, session)
         if ready:
-            await until(lambda: _known(running), timeout_s=30, what="all workers known exactly")
+            count = len(engines) if workers is None else workers
+            await until(
+                lambda: _known(running, count), timeout_s=30, what="all workers known exactly"
+            )
         yield running
 
 
-async def _known(running: Plane) -> bool:
+async def _known(running: Plane, workers: int) -> bool:
     found = await running.get("/index/workers")
     exact = [one for one in found["workers"] if one["knowledge"] == "exact"]
     async with running.session.get(f"{running.url}/readiness") as answer:
-        return answer.status == 200 and len(exact) == len(running.engines)
+        return answer.status == 200 and len(exact) == workers
