@@ -14,10 +14,8 @@ from typing import Any
 from .directory import Accepted, Cell, Directory, place_text
 from .errors import BadInput
 from .fields import MISSING, number
-from .lookups import PARAMETERS as PARAMETERS
 from .lookups import named
 from .registration import Registration, life
-from .replies import GENERATION as GENERATION
 from .replies import Answer, Headers, told
 from .rooms import RoomTable
 

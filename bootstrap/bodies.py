@@ -65,7 +65,7 @@ class Bodies:
         if length > most:
             raise Unread("long", closing(f"body: must be at most {most} bytes", 413))
         if self.held > self._settings.most_bodies_bytes:
-            raise Unread("busy", closing("too many bodies are arriving: try again", 503))
+            raise Unread("busy", closing("too many bodies are arriving: try again", 429))
 
 
 def headers_of(scope: Scope, name: str) -> list[str]:

@@ -21,8 +21,8 @@ import aiohttp
 from kvplane.vocabulary import Generation, Stage
 
 from .addresses import Address
-from .answers import GENERATION
 from .errors import BadAnswer, NoDirectory, NotRegistered, RankUnknown, Refused, Silent
+from .replies import GENERATION
 from .settings import ClientSettings
 
 MISSING = "x-kvplane-missing"  # beside 503: which ranks are not in

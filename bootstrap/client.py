@@ -16,10 +16,10 @@ from kvplane.runtime import Clock, SystemClock, backoff
 from kvplane.vocabulary import Generation, Room, Stage
 
 from .addresses import bare, is_host
-from .answers import PARAMETERS
 from .calls import Call, Caller, Reply
 from .errors import BadAnswer, BadInput, NoDirectory, Silent
 from .fields import number, port, text
+from .lookups import PARAMETERS
 from .registration import Registration
 from .settings import ClientSettings
 from .topology import Topology

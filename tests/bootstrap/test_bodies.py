@@ -64,7 +64,7 @@ async def test_all_that_arrive_together_hold_a_bounded_number_of_bytes() -> None
     await asyncio.sleep(0)
     await asyncio.sleep(0)
     assert bodies.held == 90
-    assert await status(bodies, sending([b"x" * 30])) == ("busy", 503)
+    assert await status(bodies, sending([b"x" * 30])) == ("busy", 429)
     await bodies.skip(sending([b"x" * 30]))  # one that is not kept needs no room
     assert await bodies.read(sending([b"x" * 10])) == b"x" * 10
     for task in slow:
