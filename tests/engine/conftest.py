@@ -65,14 +65,14 @@ class House:
     """What is up; `close` takes all of a floor down at once, since each takes its time."""
 
     def __init__(self) -> None:
-        self._floors: tuple[list[Callable[[], Awaitable[None]]], ...] = ([], [], [], [])
+        self._floors: tuple[list[Callable[[], Awaitable[None]]], ...] = ([], [], [])
 
     async def directory(self) -> int:
         """The port of a real bootstrap server."""
         app = bootstrap_app(Directory(Generation("d1")), RoomTable(), SystemClock())
         server = Server(app, "127.0.0.1", 0, "bootstrap")
         await server.start()
-        self._floors[3].append(server.stop)
+        self._floors[1].append(server.stop)
         return server.port
 
     async def engine(self, role: Role = Role.BOTH, **settings: Any) -> Running:
@@ -94,7 +94,7 @@ class House:
         return await Running(engine, session).ready()
 
     async def close(self) -> None:
-        """Clients, doors, engines, directories."""
+        """Clients, doors and directories, engines."""
         for floor in self._floors:
             await asyncio.gather(*(stop() for stop in floor))
 
