@@ -109,5 +109,5 @@ async def trouble(
 ) -> None:
     """One engine after the other thing, until `end`."""
     while time.monotonic() < end:
-        await asyncio.sleep(chance.uniform(0.2, 2.0))
+        await asyncio.sleep(chance.uniform(0.1, 1.3))
         await chaos(running, name, chance, count)
