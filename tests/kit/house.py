@@ -138,6 +138,10 @@ class House:
         found = (await self.get("/workers"))["workers"]
         return next(one for one in found if one["pod"] == pod)
 
+    async def fault(self, engine: Resident, **fault: Any) -> None:
+        """Break something in an engine on purpose."""
+        assert (await self.post("/fault", fault, at=engine.url)).status == 200
+
     async def well(self, pod: str) -> bool:
         """Whether the gateway sends requests there."""
         return bool((await self.worker(pod))["is_healthy"])
