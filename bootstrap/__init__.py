@@ -28,6 +28,7 @@ from .errors import (
     Refused,
     Silent,
 )
+from .heartbeat import Heartbeat
 from .instances import Listener, Resolved
 from .metrics import BootstrapMetrics
 from .registration import Facts, Place, Registration
@@ -53,6 +54,7 @@ __all__ = [
     "DirectorySettings",
     "Endpoint",
     "Facts",
+    "Heartbeat",
     "Inconsistent",
     "LateLife",
     "Listener",

@@ -104,23 +104,29 @@ class Resolver:
         """Addresses with something to lose that were used within `idle_s`; for the heartbeat."""
         return self._known.lately()
 
-    def answered(self, address: str, life: Generation | None, sent_at: float) -> None:
-        """The server there told its life to a question of somebody else, sent at `sent_at`."""
-        record = self._known.find(address)
-        if record is not None and record.life.heard:
-            self._known.hear(record, life, lambda seen: seen.answer(life, sent_at))
+    def answered(self, address: str, life: Generation | None, sent_at: float) -> bool:
+        """The server there told its life to somebody else's question. False where it is another.
 
-    async def ask_again(self, address: str) -> None:
-        """Topology and known ranks as they are now; what changed is noticed as ever.
+        Raises NewLife where the question is older than what is known.
+        """
+        record = self._known.find(address)
+        if record is None or not record.life.heard:
+            return True
+        return self._known.hear(record, life, lambda seen: seen.answer(life, sent_at)) is record
+
+    async def ask_again(self, address: str) -> bool:
+        """Topology and known ranks as they are now; False where they are another life's.
 
         For servers that tell no life. Raises what the questions raise.
         """
         record = self._known.find(address)
         if record is None:
-            return
+            return True
         await self._topology(record)
         for rank in record.life.ranks[: self._settings.most_ranks_beaten]:
-            await self._rank(record, rank)
+            if record.over is None:
+                await self._rank(record, rank)
+        return record.over is None
 
     def gone(self, address: str, error: BootstrapError) -> None:
         """The life behind the address is over: drop all of it, tell who watches."""

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import math
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -59,6 +60,8 @@ class RoomLine:
         Raises what the address's failure was; the error of `end` at once where that is called.
         """
         self._live()
+        if not rooms:
+            return {}
         task = self._start(self._until_known(set(rooms), self._clock.now() + wait_s))
         try:
             await asyncio.wait((task,))
@@ -94,7 +97,12 @@ class RoomLine:
             left = end - self._clock.now()
             if not rooms - found.keys() or left <= 0:
                 return found
-            await self._clock.sleep(min(next(waits), left))
+            await self._clock.sleep(min(self._common(next(waits)), left))
+
+    def _common(self, wait_s: float) -> float:
+        """`wait_s` made a little longer, so that many wake at one moment and ask as one."""
+        grain, now = self._settings.rooms_first_s, self._clock.now()
+        return math.ceil((now + wait_s) / grain) * grain - now
 
     async def _together(self, rooms: set[Room]) -> RoomRanks:
         """Into the next question; one that leaves stops nobody."""

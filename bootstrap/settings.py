@@ -40,7 +40,7 @@ class ResolverSettings:
     most_wait_told_s: float = 1.0  # and up to this where it says no at once: asking is cheap, and
     # a prefill that has just come back is not refused from memory for long
     most_addresses: int = 4096  # remembered; the least recently used is forgotten
-    rooms_gap_s: float = 0.01  # two questions about rooms to one address are this far apart
+    rooms_gap_s: float = 0.02  # two questions about rooms to one address are this far apart
     rooms_first_s: float = 0.05  # a room that is not known is asked for again after this
     rooms_most_s: float = 1.0  # the wait doubles up to this; a long prefill queue takes seconds
     most_poll_s: float = 30.0  # a question waits this long in the directory, then is asked again

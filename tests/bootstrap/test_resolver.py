@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,7 +11,8 @@ from typing import Any
 import aiohttp
 import pytest
 from kit.clock import FakeClock
-from kit.directory import Seat, serving
+from kit.directory import Seat, rank, serving
+from kit.peer import Call, peer
 from kit.wait import until
 from prometheus_client import CollectorRegistry
 
@@ -20,14 +22,17 @@ from kvplane.bootstrap import (
     Endpoint,
     NewLife,
     NoDirectory,
+    NotRegistered,
     RankUnknown,
+    Registration,
     Resolver,
     ResolverSettings,
     RoomRanks,
     Silent,
     Topology,
+    fresh_session,
 )
-from kvplane.vocabulary import Generation, Room
+from kvplane.vocabulary import Generation, Room, Stage
 
 A = "10.0.0.1:8998"
 ONE = Topology(attn_tp_size=1, attn_cp_size=1, dp_size=1, pp_size=1)
@@ -258,6 +263,115 @@ async def test_a_failed_question_about_rooms_fails_all_who_waited_and_then_recov
     assert await resolver.dp_ranks(A, [Room(5)]) == {5: 1}
 
 
+async def test_what_is_over_is_told_once_with_the_life_and_the_reason(
+    fake: FakeClient, resolver: Resolver, clock: FakeClock
+) -> None:
+    """FR-BS-03: the change signal; the generation changes exactly once. FR-TR-07"""
+    told: list[tuple[str, Generation | None, str]] = []
+
+    def broken(*one: object) -> None:
+        raise RuntimeError("listener")
+
+    undo = [resolver.watch(broken), resolver.watch(lambda *one: told.append(one))]
+    await resolver.topology(A)
+    await resolver.endpoint(A, 0, 0, 0, 0)
+    fake.life, fake.port = "g2", 40001
+    clock.advance(0.6)
+    for _ in range(3):
+        await resolver.endpoint(A, 0, 0, 0, 0)
+        await resolver.topology(A)
+        clock.advance(0.6)
+    assert told == [(A, "g1", f"instance at {A} is now g2, was g1")]
+    for one in undo:
+        one()
+    fake.life = "g3"
+    clock.advance(0.6)
+    await resolver.topology(A)
+    assert len(told) == 1
+
+
+async def test_an_answer_that_comes_late_from_a_life_that_is_over_changes_nothing(
+    fake: FakeClient, resolver: Resolver, clock: FakeClock
+) -> None:
+    """FR-BS-10: the old server may still answer what it was asked before."""
+    told: list[object] = []
+    resolver.watch(lambda *one: told.append(one))
+    await resolver.topology(A)
+    fake.gate.clear()
+    late = asyncio.create_task(resolver.endpoint(A, 0, 0, 0, 0))
+    await until(lambda: len(fake.asked) == 2)
+    clock.advance(0.6)
+    resolver.answered(A, Generation("g2"), clock.now())  # as the heartbeat heard
+    fake.life = "g2"
+    fake.gate.set()
+    with pytest.raises(NewLife, match="is now g2, was g1"):
+        await late
+    assert (await resolver.topology(A)).generation == "g2"
+    with pytest.raises(NewLife):
+        resolver.answered(A, Generation("g1"), clock.now() - 1)
+    assert len(told) == 1
+
+
+async def test_ranks_that_are_missing_after_all_were_in_are_another_life(
+    fake: FakeClient, resolver: Resolver, clock: FakeClock
+) -> None:
+    """FR-TR-09: the directory came back empty; nobody is sent to its old ranks."""
+    told: list[tuple[str, Generation | None, str]] = []
+    resolver.watch(lambda *one: told.append(one))
+    await resolver.topology(A)
+    fake.error = NotRegistered(A, "Prefill server not fully registered yet (0 workers registered).")
+    clock.advance(0.6)
+    with pytest.raises(NotRegistered) as caught:
+        await resolver.endpoint(A, 0, 0, 0, 0)
+    assert caught.value.stage is Stage.REGISTER  # the diagnosis in between
+    assert [one[:2] for one in told] == [(A, "g1")]
+    state = resolver.states()[A]
+    assert state.why.startswith(f"register: bootstrap server {A}: Prefill server not fully")
+    fake.error = None
+    clock.advance(1)
+    assert await resolver.endpoint(A, 0, 0, 0, 0)
+
+
+async def test_an_address_that_fails_is_asked_one_question_whatever_is_wanted(
+    fake: FakeClient, resolver: Resolver, clock: FakeClock
+) -> None:
+    """FR-BS-08: no more than one probe is out per address."""
+    fake.error = Silent(A, 3.0)
+    with pytest.raises(Silent):
+        await resolver.topology(A)
+    clock.advance(1)
+    fake.gate.clear()
+    before = len(fake.asked)
+    calls = [resolver.endpoint(A, 0, 0, tp, 0) for tp in range(8)]
+    rooms = [resolver.dp_ranks(A, [Room(room)], wait_s=9) for room in range(8)]
+    waiting = [asyncio.ensure_future(call) for call in (*calls, *rooms)]
+    await until(lambda: len(fake.asked) > before)
+    fake.gate.set()
+    found = await asyncio.gather(*waiting, return_exceptions=True)
+    assert {type(one) for one in found} == {Silent}
+    assert fake.asked[before:] == [f"topology {A}"]
+    assert resolver.states()[A].attempts == 2
+
+
+async def test_the_state_of_every_address_is_to_be_seen(
+    fake: FakeClient, resolver: Resolver, clock: FakeClock
+) -> None:
+    """FR-TR-06, FR-BS-08"""
+    await resolver.topology(A)
+    fake.error = Silent("h:1", 3.0)
+    with pytest.raises(Silent):
+        await resolver.topology("h:1")
+    fake.gate.clear()
+    asking = asyncio.create_task(resolver.topology("h:2"))
+    await until(lambda: len(fake.asked) == 3)
+    states = resolver.states()
+    assert {address: one.state for address, one in states.items()} == {
+        A: "ok", "h:1": "waiting", "h:2": "asking",
+    }  # fmt: skip
+    assert (states[A].generation, states["h:1"].attempts) == ("g1", 1)
+    asking.cancel()
+
+
 async def test_one_silent_address_delays_no_other(fake: FakeClient, resolver: Resolver) -> None:
     fake.gate.clear()  # FR-BS-08
     stuck = asyncio.create_task(resolver.topology("10.0.0.2:8998"))
@@ -321,6 +435,61 @@ async def test_a_prefill_restarted_under_its_address_is_reached_on_its_new_ports
             clock.advance(1)
             assert (await resolver.topology(seat.address)).generation != first.generation
             assert [await port_of(resolver, seat.address, tp) for tp in (0, 1)] == [3, 4]
+        await resolver.close()
+
+
+async def test_a_directory_that_came_back_empty_is_full_again_when_its_ranks_told_it_again(
+    clock: FakeClock,
+) -> None:
+    """FR-TR-09: a new decode is told what is missing, then connects."""
+    async with aiohttp.ClientSession() as session:
+        client = BootstrapClient(session)
+        told = Registration.parse(rank(generation="g1", rank_port=7))
+        async with serving("first") as seat:
+            await client.register(seat.address, told)
+            port = seat.port
+        async with serving("second", port=port) as seat:
+            newcomer = Resolver(client, clock)
+            with pytest.raises(NotRegistered, match="0 workers registered") as caught:
+                await newcomer.topology(seat.address)
+            assert caught.value.stage is Stage.REGISTER
+            await client.register(seat.address, told)  # as members do with every heartbeat
+            clock.advance(1)
+            assert await port_of(newcomer, seat.address, 0) == 7
+            await newcomer.close()
+
+
+async def test_a_black_hole_beside_a_healthy_prefill_costs_the_healthy_one_nothing() -> None:
+    """FR-BS-08: 50 requests/s to P1 and to P2, whose port accepts and stays silent."""
+    settings = ResolverSettings(topology_s=0.3)
+
+    async def swallow(call: Call) -> None:
+        await call.closed()
+
+    async def healthy(resolver: Resolver, address: str) -> float:
+        began = time.perf_counter()
+        await resolver.topology(address)
+        await resolver.endpoint(address, 0, 0, 0, 0)
+        return time.perf_counter() - began
+
+    async with fresh_session() as session, serving() as seat, peer(swallow) as hole:
+        await seat.put()
+        resolver = Resolver(BootstrapClient(session), settings=settings)
+        silent = hole.url.removeprefix("http://")
+        most_out, took, failed = 0, [], []
+        for _ in range(150):
+            failed.append(asyncio.create_task(resolver.topology(silent)))
+            took.append(await healthy(resolver, seat.address))
+            most_out = max(most_out, hole.open)
+            await asyncio.sleep(0.02)
+        await asyncio.wait(failed)
+        assert {type(one.exception()) for one in failed} == {Silent}
+        assert most_out == 1
+        assert hole.connections <= 6  # 0.3 s each, and waits of 0.25, 0.5, 1 ... between
+        assert sorted(took)[int(len(took) * 0.95)] < 0.25  # never the silent one's time
+        state = resolver.states()[silent]
+        assert state.why.startswith("resolve-topology: ")
+        assert "no answer within 0.3 s" in state.why
         await resolver.close()
 
 
