@@ -60,6 +60,8 @@ class Engine:
     def __init__(
         self, settings: EngineSettings, clock: Clock, registry: CollectorRegistry | None = None
     ) -> None:
+        if settings.role is not Role.BOTH:  # nobody fetches pages from a lone engine
+            settings = settings.settled()
         self.settings = settings
         self.generation = Generation(f"{int(clock.wall() * 1000):x}-{secrets.token_hex(4)}")
         self.metrics = EngineMetrics(registry if registry is not None else CollectorRegistry())

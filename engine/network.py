@@ -74,6 +74,7 @@ class Network:
         client = BootstrapClient(session, key=self._settings.bootstrap_key)
         resolver = Resolver(client, self._clock)
         self._stack.push_async_callback(resolver.close)
+        resolver.watch(self._gone)
         for unit in self._units:
             await self._team(unit, resolver)
         if self._settings.role is Role.PREFILL:
@@ -82,6 +83,13 @@ class Network:
     async def stop(self) -> None:
         """Close it all, last opened first."""
         await self._stack.aclose()
+
+    def _gone(self, address: str, life: Generation | None, why: str) -> None:
+        """The prefill there died or was replaced: what waits for it need not wait."""
+        for unit in self._units:
+            for rank in unit.team.ranks if unit.team is not None else ():
+                if rank.puller is not None:
+                    rank.puller.gone(address, life, why)
 
     def registered(self, dp_rank: int) -> Registered:
         """Can decodes find the ranks of this dp rank?"""

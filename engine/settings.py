@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from kvplane.bootstrap import Address, BootstrapError, advertise, local
 from kvplane.transfer import BACKENDS
 from kvplane.vocabulary import Role
 
@@ -12,7 +13,6 @@ from .errors import BadSetting
 from .model import PAGE_TOKENS, Size
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
-WILDCARD = {"0.0.0.0": "127.0.0.1", "::": "::1", "": "127.0.0.1"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,7 +22,7 @@ class EngineSettings:
     role: Role = Role.BOTH
     host: str = "127.0.0.1"  # HTTP, events, replay and transfer listen here
     port: int = 30000  # of the HTTP door, told to peers; the roof opens it
-    advertise_host: str | None = None  # what peers dial; None = host, loopback for a wildcard
+    advertise_host: str | None = None  # what peers dial; None = host, or ours that is routable
     bootstrap_host: str | None = None  # prefill: where its rank directory listens; None = host
     bootstrap_port: int = 8998
     bootstrap_key: str = field(default="", repr=False)  # what the directory wants of who registers
@@ -72,6 +72,14 @@ class EngineSettings:
         if self.event_form not in ("vllm", "sglang"):
             raise BadSetting("event_form", self.event_form, "must be vllm or sglang")
 
+    def settled(self) -> EngineSettings:
+        """With the host that peers are told. Raises BadSetting where there is none to tell."""
+        try:
+            found = advertise(self.host, self.advertise_host)
+        except BootstrapError as error:
+            raise BadSetting("advertise_host", self.advertise_host, str(error)) from error
+        return replace(self, advertise_host=found)
+
     @property
     def sizes(self) -> Sizes:
         """The grid of ranks."""
@@ -86,14 +94,12 @@ class EngineSettings:
     @property
     def advertised(self) -> str:
         """The host that peers dial."""
-        return self.advertise_host or WILDCARD.get(self.host, self.host)
+        return self.advertise_host or local(self.host)
 
     @property
     def bootstrap_address(self) -> str:
         """host:port of the own rank directory."""
-        host = self.bootstrap_host or self.host
-        host = WILDCARD.get(host, host)
-        return f"[{host}]:{self.bootstrap_port}" if ":" in host else f"{host}:{self.bootstrap_port}"
+        return str(Address(local(self.bootstrap_host or self.host), self.bootstrap_port))
 
     @property
     def may_break(self) -> bool:

@@ -63,5 +63,10 @@ def test_addresses_for_peers_are_never_wildcards() -> None:
     told = EngineSettings(host="0.0.0.0", bootstrap_port=9)
     assert (told.advertised, told.bootstrap_address) == ("127.0.0.1", "127.0.0.1:9")
     assert not told.may_break
+    assert told.settled().advertised not in ("0.0.0.0", "127.0.0.1", "")  # this machine has a name
+    said = EngineSettings(host="0.0.0.0", advertise_host="prefill-0").settled()
+    assert (said.advertised, said.bootstrap_address) == ("prefill-0", "127.0.0.1:8998")
+    with pytest.raises(BadSetting, match=r"advertise_host = '::': .* others can dial"):
+        EngineSettings(advertise_host="::").settled()
     assert EngineSettings(host="::1").bootstrap_address == "[::1]:8998"
     assert EngineSettings(host="::1").may_break

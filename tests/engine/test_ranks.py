@@ -227,3 +227,17 @@ async def test_a_decode_that_queues_for_pages_keeps_the_prefills_of_every_rank(
     two.decode.engine.units[0].give_back(taken)
     assert [status for status, _ in await asking] == [200, 200]
     await two.idle()
+
+
+@pytest.mark.parametrize(
+    "told", [{"host": "::1"}, {"host": "0.0.0.0", "advertise_host": "127.0.0.1"}], ids=str
+)
+async def test_ranks_are_dialled_where_they_say_whatever_they_bind(
+    start: Start, told: dict[str, str]
+) -> None:
+    two, one = await pair(start, tp=2, bootstrap_host="127.0.0.1", **told), await start()
+    assert await two.tokens(**ask(40)) == await one.tokens(**ask(40))
+    host = told.get("advertise_host", "::1")
+    address = two.prefill.engine.settings.bootstrap_address
+    async with aiohttp.ClientSession() as session:
+        assert (await BootstrapClient(session).rank(address, 0, 0, 1, 0)).host == host
