@@ -20,7 +20,8 @@ import uvicorn
 from prometheus_client import CollectorRegistry, disable_created_metrics
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from kvplane.tls import NamingProtocol, Tls
+from kvplane.connections import Connection, RefusedHeads
+from kvplane.tls import Tls
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +67,7 @@ class Server:
     def __init__(self, app: Any, host: str, port: int, name: str, tls: Tls | None = None) -> None:
         config = uvicorn.Config(
             app,
-            http="httptools" if tls is None else NamingProtocol,
+            http=Connection,
             loop="none",
             ws="none",
             lifespan="off",
@@ -108,6 +109,13 @@ class Server:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         self._task = None
+
+
+def new_registry() -> CollectorRegistry:
+    """Metrics of one process, with what its doors refused before any app saw it."""
+    registry = CollectorRegistry()
+    registry.register(RefusedHeads())
+    return registry
 
 
 class Switchboard:

@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import secrets
 
-from prometheus_client import CollectorRegistry
-
 from kvplane.bootstrap import (
     BootstrapMetrics,
     DirectorySettings,
@@ -18,7 +16,7 @@ from kvplane.bootstrap import (
 )
 from kvplane.bootstrap import Directory as RankDirectory
 from kvplane.composite import Composite
-from kvplane.doors import Server
+from kvplane.doors import Server, new_registry
 from kvplane.engine import Engine, EngineSettings
 from kvplane.runtime import SystemClock
 from kvplane.settings import Settings
@@ -37,7 +35,7 @@ class Directory(Composite):
 
     async def build(self) -> None:
         """The table, then its door."""
-        clock, registry, settings = SystemClock(), CollectorRegistry(), self._settings
+        clock, registry, settings = SystemClock(), new_registry(), self._settings
         rooms = RoomTable(settings.room_ttl_s, settings.most_rooms)
         table = RankDirectory(Generation(secrets.token_hex(8)), settings.doubt_s)
         app = bootstrap_app(
@@ -45,6 +43,7 @@ class Directory(Composite):
         )
         await self.begin(RoomSweeper(rooms, clock))
         await self.begin(Server(app, self._host, self._port, "bootstrap", self._tls))
+        await self.begin(app)  # ends first: questions that wait are answered, then the port closes
 
 
 def directory_settings(told: Settings) -> DirectorySettings:
@@ -77,7 +76,9 @@ class EngineProcess(Composite):
             "block_size model context_length tp pp dp backend checksums faults"
         )
         values = {name: told[name] for name in names.split()} | {"bootstrap_key": told["write_key"]}
-        engine = Engine(EngineSettings(role=Role(told["role"]), **values), SystemClock())
+        engine = Engine(
+            EngineSettings(role=Role(told["role"]), **values), SystemClock(), new_registry()
+        )
         if engine.settings.role is Role.PREFILL:
             writers = directory_settings(told)
             await self.begin(Directory(told["host"], told["bootstrap_port"], writers))

@@ -13,11 +13,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from prometheus_client import CollectorRegistry
-
 from kvplane.bootstrap import BootstrapClient
 from kvplane.composite import Composite
-from kvplane.doors import Metrics, Server, Switchboard
+from kvplane.doors import Metrics, Server, Switchboard, new_registry
 from kvplane.events import EventsMetrics, Subscriptions, routes
 from kvplane.index import Follower, IndexMetrics, Store, StoreDown, View, index_app
 from kvplane.parts import (
@@ -57,7 +55,7 @@ class GatewayPlane(Composite):
         super().__init__()
         self._told, self._port = told, port
         self._workers = with_block_size(workers, told["block_size"])
-        self._clock, self._registry = SystemClock(), CollectorRegistry()
+        self._clock, self._registry = SystemClock(), new_registry()
 
     async def build(self) -> None:
         """Store, view, gateway, then the engines, then the door."""
@@ -144,7 +142,7 @@ class IndexPlane(Composite):
 
     async def build(self) -> None:
         """Store, view, then the door."""
-        told, clock, registry = self._told, SystemClock(), CollectorRegistry()
+        told, clock, registry = self._told, SystemClock(), new_registry()
         store, view, metrics = store_of(told, clock), View(), IndexMetrics(registry)
         self.closing(store)
         await _look_at(store)
@@ -174,7 +172,7 @@ class IngestPlane(Composite):
 
     async def build(self) -> None:
         """Store, subscriptions, then the engines."""
-        told, clock, registry = self._told, SystemClock(), CollectorRegistry()
+        told, clock, registry = self._told, SystemClock(), new_registry()
         store = store_of(told, clock)
         self.closing(store)
         await _look_at(store)

@@ -1,19 +1,15 @@
 """TLS: a door's own certificate, and whose client certificates it believes.
 
 Door. Used by doors.py. A client need not show a certificate; who shows one that our authority
-signed is named in the request's scope, where access rules look. Open it to change what is asked.
-
-    scope["extensions"]["tls"]["client_cert_name"]   as the ASGI TLS extension has it
+signed is named in the request's scope (connections.py), where access rules look. Open it to change
+what is asked for.
 """
 
 from __future__ import annotations
 
-import asyncio
 import ssl
 from dataclasses import dataclass
 from typing import Any
-
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 
 class BadTls(OSError):
@@ -51,27 +47,3 @@ class Tls:
         if self.client_ca is not None:
             found |= {"ssl_ca_certs": self.client_ca, "ssl_cert_reqs": ssl.CERT_OPTIONAL}
         return found
-
-
-class NamingProtocol(HttpToolsProtocol):
-    """uvicorn's HTTP, and the name in the client's certificate beside each request."""
-
-    _named: str | None = None
-
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        super().connection_made(transport)
-        self._named = _subject(transport.get_extra_info("peercert"))
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        if self._named is not None:
-            self.scope["extensions"] = {"tls": {"client_cert_name": self._named}}
-
-
-def _subject(certificate: dict[str, Any] | None) -> str | None:
-    """`CN=prefill-0,O=site` of a certificate that was verified; None where none was shown."""
-    if not certificate:
-        return None
-    short = {"commonName": "CN", "organizationName": "O", "organizationalUnitName": "OU"}
-    parts = [pair for group in certificate.get("subject", ()) for pair in group]
-    return ",".join(f"{short.get(name, name)}={value}" for name, value in parts) or "(no subject)"

@@ -1,0 +1,113 @@
+"""What a port does to clients that send too much, too slowly or nothing; one write an answer."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+from kit.wait import until
+from prometheus_client import CollectorRegistry, generate_latest
+
+from kvplane.connections import MOST_BYTES, Connection, RefusedHeads
+from kvplane.doors import Server
+
+HEAD = b"GET / HTTP/1.1\r\nhost: a\r\n"
+
+
+async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
+    """Reads the body, answers its length; `/stream` in many pieces."""
+    size, more = 0, True
+    while more:
+        message = await receive()
+        size += len(message.get("body", b""))
+        more = message.get("more_body", False)
+    await send({"type": "http.response.start", "status": 200, "headers": []})
+    if scope["path"] == "/stream":
+        for _ in range(200):
+            await send({"type": "http.response.body", "body": b"x" * 1000, "more_body": True})
+    await send({"type": "http.response.body", "body": b"%d" % size})
+
+
+@pytest.fixture
+async def port(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[int]:
+    monkeypatch.setattr(Connection, "head_s", 0.3)
+    server = Server(app, "127.0.0.1", 0, "test")
+    await server.start()
+    yield server.port
+    await server.stop()
+
+
+async def answer(port: int, *parts: bytes, wait: bool = False) -> bytes:
+    """Everything a connection is told until it is closed, or until its first answer ended."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        for part in parts:
+            writer.write(part)
+            if wait:
+                await asyncio.sleep(0)
+        async with asyncio.timeout(10):
+            return await reader.read()
+    except ConnectionResetError:
+        return b"reset"
+    finally:
+        writer.close()
+
+
+@pytest.mark.parametrize(
+    "flood",
+    [
+        [HEAD] + [b"x-a: " + b"b" * 8000 + b"\r\n"] * 20,
+        [b"GET /" + b"a" * (MOST_BYTES + 10)],
+        [b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n1;" + b"a" * 80_000],
+    ],
+    ids=["headers", "path", "chunk extension"],
+)
+async def test_a_head_without_end_is_refused_and_counted(port: int, flood: list[bytes]) -> None:
+    before = Connection.refused
+    told = await answer(port, *flood)
+    assert b"400" in told or told in (b"", b"reset")
+    assert Connection.refused == before + 1
+    registry = CollectorRegistry()
+    registry.register(RefusedHeads())
+    assert f"kvplane_http_refused_heads_total {before + 1}.0" in generate_latest(registry).decode()
+
+
+async def test_a_head_that_comes_too_slowly_is_refused(port: int) -> None:
+    told = await answer(port, HEAD)
+    assert b"400 Bad Request" in told and b"within 0.3 s" in told
+
+
+async def test_a_connection_that_is_never_used_is_closed_without_a_word(port: int) -> None:
+    before = Connection.refused
+    assert await answer(port) == b""
+    assert Connection.refused == before
+
+
+async def test_a_large_body_and_several_requests_of_one_connection_are_fine(port: int) -> None:
+    body = b"z" * 1_000_000
+    head = b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 1000000\r\n\r\n"
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    for _ in range(3):
+        writer.write(head + body)
+        assert (await reader.readuntil(b"1000000\r\n0\r\n\r\n")).startswith(b"HTTP/1.1 200")
+    writer.close()
+
+
+async def test_a_stream_arrives_whole_and_a_client_that_does_not_read_holds_it_up(
+    port: int,
+) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=1 << 20)
+    writer.write(b"GET /stream HTTP/1.1\r\nhost: a\r\n\r\n")
+    whole = await reader.readuntil(b"\r\n0\r\n\r\n")
+    assert whole.count(b"x") == 200_000
+    writer.close()
+
+
+async def test_head_and_body_leave_in_one_write(port: int) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(HEAD + b"\r\n")
+    await until(lambda: reader._buffer)  # type: ignore[attr-defined]
+    assert bytes(reader._buffer).endswith(b"0\r\n\r\n")  # type: ignore[attr-defined]
+    writer.close()
