@@ -87,14 +87,25 @@ class House:
         told = ports | {"events_port": 0, "replay_port": 0, "blocks": 128, "host": host} | settings
         resident = Resident(Engine(EngineSettings(role=role, **told), SystemClock()))
         if role is Role.PREFILL and directory:
-            port = resident.bootstrap_port
-            await self._begin(3, Directory(host, port, DirectorySettings()))
+            await self.directory(resident.bootstrap_port, host)
         await self._begin(2, resident.engine)
         door = Server(resident.engine.app, host, resident.engine.settings.port, role.value)
         await self._begin(1, door)
         if directory:
             await until(lambda: resident.engine.not_ready() is None)
         return resident
+
+    async def directory(self, port: int, host: str = "127.0.0.1") -> Part:
+        """An empty rank directory."""
+        part = Directory(host, port, DirectorySettings())
+        await self._begin(3, part)
+        return part
+
+    async def end(self, part: Part) -> None:
+        """Stop one part before the others."""
+        for floor in self._floors:
+            floor[:] = [one for one in floor if one is not part]
+        await part.stop()
 
     async def pair(self, **settings: Any) -> tuple[Resident, Resident]:
         """A prefill and a decode of the same settings."""
@@ -145,6 +156,10 @@ class House:
     async def well(self, pod: str) -> bool:
         """Whether the gateway sends requests there."""
         return bool((await self.worker(pod))["is_healthy"])
+
+    async def all_well(self, *pods: str) -> bool:
+        """Whether it sends requests to all of them."""
+        return all([await self.well(pod) for pod in pods])
 
     async def add(self, engine: Resident) -> None:
         """Tell the running gateway of one more engine."""

@@ -5,9 +5,6 @@ One story for each report of the field (FR-BS-*, FR-TR-*) that needs the whole p
 
 from __future__ import annotations
 
-import asyncio
-import os
-import signal
 import socket
 from collections.abc import AsyncIterator, Callable
 from typing import Any
@@ -15,9 +12,8 @@ from typing import Any
 import pytest
 from kit.directory import serving
 from kit.engine import fake_engine
-from kit.house import House, Reply, Resident, house, prefill_facts, served
+from kit.house import House, Resident, house, prefill_facts, served
 from kit.peer import Call, peer
-from kit.plane import EngineSeat, together
 from kit.ports import free_port, has_ipv6
 from kit.wait import until
 
@@ -220,7 +216,7 @@ async def test_two_prefills_of_one_host_are_met_at_their_own_ports(home: House) 
     decode = await home.engine(Role.DECODE)
     policy = ("--policy", "round_robin")
     await home.gateway(*first.words, *second.words, *decode.words, *policy)
-    await until(lambda: all_well(home, first.pod, second.pod))
+    await until(lambda: home.all_well(first.pod, second.pod))
     ports = {one.pod: one.bootstrap_port for one in (first, second, third)}
     assert await met(home, ports, 14) == {first.pod, second.pod}
     assert (await home.worker(first.pod))["bootstrap_port"] == first.bootstrap_port
@@ -243,80 +239,3 @@ async def met(home: House, ports: dict[str, int], requests: int) -> set[str]:
         assert room["triple"] == {"host": "127.0.0.1", "port": ports[found.prefill]}
         served_by.add(found.prefill)
     return served_by
-
-
-NO_RETRY = ("--retry-max-retries", "0")
-
-
-async def test_one_failed_transfer_is_no_sentence_and_many_are_a_short_one(home: House) -> None:
-    """FR-TR-06: the peer is used again at once, or after a pause that can be seen."""
-    prefill, decode = await home.pair()
-    pause = ("--cb-failure-threshold", "3", "--cb-timeout-duration-secs", "0.5")
-    await home.gateway(*prefill.words, *decode.words, *NO_RETRY, *pause)
-    await home.fault(prefill, stage="verify", kind="flip-byte", count=1)
-    found = await home.generate(PROMPT)
-    assert (found.status, found.error["stage"]) == (502, "verify")
-    assert (await home.generate(PROMPT)).status == 200
-    await home.fault(prefill, stage="verify", kind="flip-byte", count=9)
-    failed = 0
-    while (refused := await home.generate([70 + failed] * 40)).status == 502:
-        failed += 1
-    assert (refused.status, refused.error["code"]) == (503, "no_prefill_available")
-    assert 0 < failed <= 3
-    assert "failed too often" in refused.error["message"] and refused.headers["retry-after"]
-    said = [one["sentence"] for one in (await home.get("/diagnosis"))["findings"]]
-    assert f"prefill {prefill.pod} failed too often: its circuit is open" in said
-    async with home.session.delete(f"{prefill.url}/fault"):
-        pass  # the peer is fine
-    await until(lambda: answered(home))
-    assert (await home.generate(PROMPT)).status == 200
-
-
-async def answered(home: House) -> bool:
-    return (await home.generate(PROMPT)).status == 200
-
-
-async def test_a_prefill_stopped_in_the_middle_of_transfers_harms_only_its_own(
-    home: House,
-) -> None:
-    """FR-TR-10: the others keep their pace; its own requests fail or move within the deadline."""
-    sick = EngineSeat("sick", "prefill")
-    async with together([child := sick.child()]):
-        well = [await home.engine(Role.PREFILL) for _ in range(2)]
-        decodes = [await home.engine(Role.DECODE, room_s=2.0) for _ in range(2)]
-        words = [word for engine in (*well, *decodes) for word in engine.words]
-        spread = ("--policy", "round_robin", "--cb-failure-threshold", "2")
-        await home.gateway(*words, *sick.gateway_flags(), *spread)
-        await until(lambda: all_well(home, sick.pod, *(one.pod for one in well)))
-        await home.post("/fault", {"stage": "verify", "kind": "delay", "count": 99}, at=sick.url)
-        asked = [asyncio.create_task(home.generate([40 + n] * 60)) for n in range(9)]
-        await until(lambda: rooms_open(home, sick))
-        assert child.pid is not None
-        os.kill(child.pid, signal.SIGSTOP)
-        try:
-            asked += [asyncio.create_task(home.generate([60 + n] * 60)) for n in range(9)]
-            answers = await asyncio.gather(*asked)
-        finally:
-            os.kill(child.pid, signal.SIGCONT)
-        moved = 0
-        for answer in answers:
-            tried = await attempts(home, answer)
-            assert answer.status == 200 or answer.error["stage"], answer.body
-            moved += sick.pod in tried
-            assert answer.took_s < (10 if sick.pod in tried else 2.0), (tried, answer)
-        assert 3 <= moved <= 9
-        assert all(answer.status == 200 for answer in answers), "each moved"
-
-
-async def all_well(home: House, *pods: str) -> bool:
-    return all([await home.well(pod) for pod in pods])
-
-
-async def rooms_open(home: House, seat: EngineSeat) -> bool:
-    return bool((await home.get("/truth", at=seat.url))["rooms"]["open"])
-
-
-async def attempts(home: House, answer: Reply) -> list[str]:
-    """The prefills a request was sent to, in order."""
-    told = await home.get(f"/requests/{answer.headers['x-request-id']}")
-    return [one["prefill"]["worker"] for one in told["attempts"]]
