@@ -4,7 +4,7 @@ Edge. Builds transfer/ and bootstrap/ for the role: a prefill offers and registe
 and resolves, `both` needs nobody. Open it to change how a rank is connected.
 
     prefill   per rank a backend and Offers, per dp rank a Team, one Registrar
-    decode    per rank a backend and a Puller, per dp rank a Team, one Resolver
+    decode    per rank a backend and a Puller, per dp rank a Team, one Resolver and its Heartbeat
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from contextlib import AsyncExitStack
 
 import aiohttp
 
-from kvplane.bootstrap import BootstrapClient, Resolver
+from kvplane.bootstrap import BootstrapClient, Heartbeat, Resolver, fresh_session
 from kvplane.runtime import Clock, cancel, supervise
 from kvplane.transfer import (
     BACKENDS,
@@ -74,15 +74,25 @@ class Network:
         client = BootstrapClient(session, key=self._settings.bootstrap_key)
         resolver = Resolver(client, self._clock)
         self._stack.push_async_callback(resolver.close)
-        resolver.watch(self._gone)
         for unit in self._units:
             await self._team(unit, resolver)
         if self._settings.role is Role.PREFILL:
             await self._register(client)
+        else:
+            await self._listen(resolver)
 
     async def stop(self) -> None:
         """Close it all, last opened first."""
         await self._stack.aclose()
+
+    async def _listen(self, resolver: Resolver) -> None:
+        """A decode hears within seconds that a prefill died or was replaced."""
+        session = fresh_session()
+        self._stack.push_async_callback(session.close)
+        heartbeat = Heartbeat(resolver, BootstrapClient(session), self._clock)
+        resolver.watch(self._gone)
+        self._stack.push_async_callback(heartbeat.stop)
+        await heartbeat.start()
 
     def _gone(self, address: str, life: Generation | None, why: str) -> None:
         """The prefill there died or was replaced: what waits for it need not wait."""

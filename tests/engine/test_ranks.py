@@ -241,3 +241,18 @@ async def test_ranks_are_dialled_where_they_say_whatever_they_bind(
     address = two.prefill.engine.settings.bootstrap_address
     async with aiohttp.ClientSession() as session:
         assert (await BootstrapClient(session).rank(address, 0, 0, 1, 0)).host == host
+
+
+async def test_a_prefill_that_is_replaced_ends_the_rooms_that_wait_for_it(start: Start) -> None:
+    """FR-TR-07: the heartbeat heard of it; nobody waits for the deadline."""
+    two = await pair(start, {"tp": 2}, room_s=30.0)
+    room = next(ROOMS)
+    address = two.prefill.engine.settings.bootstrap_address
+    asking = asyncio.create_task(two.decode.post("/generate", **ask(40), **two.triple(room)))
+    await until(lambda: two.decode.engine.units[0].team.counts()["landings"] == 2)
+    await until(lambda: two.prefill.engine.units[0].team.counts()["rooms"] == 1)
+    two.decode.engine._network._gone(address, None, "replaced by another life")
+    status, answer = await asyncio.wait_for(asking, 5)
+    assert (status, answer["error"]["room"]) == (502, room)
+    assert "replaced by another life" in answer["error"]["message"]
+    await two.idle()
