@@ -1,0 +1,46 @@
+"""Field reports: every one about meeting has a test, and the table in README.md names it.
+
+Reads the sources with ast: a test that was renamed or deleted is missed here.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+IDS = [f"FR-BS-{n:02}" for n in range(1, 15)] + [f"FR-TR-{n:02}" for n in range(1, 12)]
+ROW = re.compile(r"\| (FR-[A-Z]{2}-\d\d)? \|[^|]*\| `([^`|]+)::([^`|]+)` \|")
+
+
+def table() -> dict[str, list[tuple[str, str]]]:
+    """Report -> (file, test) as README.md has them; a row without a report belongs to the last."""
+    found: dict[str, list[tuple[str, str]]] = {}
+    report = ""
+    for line in (TESTS / "README.md").read_text().splitlines():
+        if row := ROW.fullmatch(line):
+            report = row[1] or report
+            found.setdefault(report, []).append((row[2], row[3]))
+    return found
+
+
+def functions_of(path: Path) -> set[str]:
+    tree = ast.parse(path.read_text(), str(path))
+    functions = [n for n in tree.body if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return {function.name for function in functions}
+
+
+def test_the_table_holds_every_report_in_order_and_no_other() -> None:
+    assert list(table()) == IDS
+
+
+@pytest.mark.parametrize("report", IDS)
+def test_each_test_of_the_table_is_there(report: str) -> None:
+    named = table()[report]
+    assert len(set(named)) == len(named), "named twice"
+    for file, name in named:
+        assert (TESTS / file).is_file(), file
+        assert name.startswith("test_") and name in functions_of(TESTS / file), f"{file}::{name}"
