@@ -29,7 +29,7 @@ from .frames import PROTOCOL, BadFrame, BindFrame, BoundFrame, FailedFrame, Fram
 from .metadata import Expected, Layout, Metadata, record_bytes
 from .resolve import Source
 from .settings import TransferSettings
-from .verifying import verified
+from .verifying import committed, verified
 from .waiting import Step
 
 
@@ -100,10 +100,13 @@ class Attempt:
         regions = self._side.backend.regions.select(self._source.regions)
         checksums = self._side.settings.checksums
         try:
-            got = await verified(self._channel, self.landing, expected, regions, checksums, step)
+            await committed(self._channel, expected)
         except PrefillFailed as error:
             self._clean = error.clean
             raise
+        self._clean = True  # whatever is wrong with the bytes, no more of them are under way
+        step.waiting_for = "our own checks"
+        got = await verified(self.landing, expected, regions, checksums, self._channel.peer)
         step.over = True
         return got
 
@@ -116,10 +119,8 @@ class Attempt:
         """It began at this prefill rank, and says so from now on."""
         error.part, error.where = self._source.name, self.where
 
-    def say(self, last: Frame, agreed: bool) -> None:
+    def say(self, last: Frame) -> None:
         """The last word of ours. Where it matters the connection stays for the prefill's."""
-        if agreed:
-            self._clean = True  # it committed: all its writes are confirmed
         if self._channel is None:
             return
         if self._clean is None and self._side.backend.one_sided:

@@ -40,6 +40,7 @@ class Meeting:
         self.state = step(State.BOOTSTRAPPING, Happened.BOUND)
         self.committed = False  # the decode was asked for its verdict
         self.clean = True  # every write begun for it is confirmed
+        self.ended = asyncio.Event()  # its last word is said
         self._verdict: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._channel, self._lose, self._claimed = channel, lose, claimed
         self._limit: asyncio.Timeout | None = None
@@ -79,6 +80,7 @@ class Meeting:
         reason = (str(error) or type(error).__name__)[:MOST_REASON]
         last = None if error is None else FailedFrame(reason=reason, clean=self.clean)
         self._channel.finish(last)
+        self.ended.set()
 
     async def listen(self, bootstrapping_s: float) -> None:
         """Read what the decode says until it is over; never raises but for cancel."""

@@ -205,6 +205,7 @@ class Offers:
         gathering = self._rooms.get(Room(bind.room))
         if gathering is not None and not gathering.claimed and gathering.lost.done():
             self._close(gathering, gathering.lost.exception())
+        await meeting.ended.wait()  # deliver() says last whether something is still under way
 
     async def _hello(self, channel: Channel) -> BindFrame | HoldFrame | None:
         """The first frame, if a decode may begin with it."""

@@ -150,7 +150,7 @@ class Puller:
             raise
         finally:
             for attempt in pull.attempts:
-                attempt.say(last, isinstance(last, VerdictFrame) and last.ok)
+                attempt.say(last)
 
     async def _met(self, pull: _Pull, steps: Steps, where: str) -> Metadata:
         """Bound at all prefill ranks, then verified from all of them."""

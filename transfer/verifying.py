@@ -23,34 +23,28 @@ from .errors import (
 from .frames import BadFrame, CommitFrame, FailedFrame
 from .metadata import BadRecord, Expected, Metadata, Mismatch, decode_metadata, verify
 from .regions import Regions
-from .waiting import Step, page_sums
+from .waiting import page_sums
 
 
 async def verified(
-    channel: Channel,
-    landing: Landing,
-    expected: Expected,
-    regions: Regions,
-    checksums: bool,
-    step: Step,
+    landing: Landing, expected: Expected, regions: Regions, checksums: bool, peer: str
 ) -> Metadata:
-    """Wait for the commit, read the slot once, compare everything. Raises TransferError."""
-    await _commit(channel, expected)
-    step.waiting_for = "our own checks"
+    """After the commit: read the slot once, compare everything. Raises TransferError."""
     try:
         got = decode_metadata(landing.take())
     except BadRecord as error:
         raise BadMetadata(str(error)) from error
-    _demand(verify(expected, got, None), channel.peer)
+    _demand(verify(expected, got, None), peer)
     if landing.landed not in (None, expected.pages):
         raise ShortData("pages", expected.pages, landing.landed or 0)
     if checksums:
         sums = await page_sums(regions, landing.ticket.pages)
-        _demand(verify(expected, got, sums), channel.peer)
+        _demand(verify(expected, got, sums), peer)
     return got
 
 
-async def _commit(channel: Channel, expected: Expected) -> None:
+async def committed(channel: Channel, expected: Expected) -> None:
+    """Until the prefill says that all its writes are confirmed. Raises TransferError."""
     try:
         frame = await channel.read()
     except BadFrame as error:

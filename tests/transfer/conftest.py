@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from kit.onesided import StandInBackend
 from kit.wait import until
 
 from kvplane.bootstrap import Topology
@@ -85,6 +86,9 @@ class FakeResolver:
 
     def forget(self, address: str) -> None:
         self.forgotten.append(address)
+
+
+MEMBERS = {**BACKENDS, "stand-in": StandInBackend}  # one-sided without a library
 
 
 def memory(seed: int) -> list[np.ndarray]:
@@ -202,7 +206,7 @@ class MakeRig:
         sides = [(memory(1), sends), (memory(2), lands)]
         backends = []
         for layers, settings in sides:
-            one = BACKENDS[backend](settings, metrics)
+            one = MEMBERS[backend](settings, metrics)
             await one.start("127.0.0.1", [Region.of(layer) for layer in layers])
             backends.append(one)
         clock = SystemClock()

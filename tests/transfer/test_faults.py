@@ -80,10 +80,15 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("backend", ["tcp", "fake"])
+ONE_SIDED = {"short": (ChecksumMismatch, "position")}  # who is written to cannot count pages
+
+
+@pytest.mark.parametrize("backend", ["tcp", "fake", "stand-in"])
 @pytest.mark.parametrize("case", CASES)
 async def test_a_broken_delivery_is_a_named_failure_of_verify(make_rig, case, backend) -> None:
     hooks, kind, words = CASES[case]
+    if backend == "stand-in":
+        kind, words = ONE_SIDED.get(case, (kind, words))
     rig = await make_rig(tamper=Once(**hooks), backend=backend)
     pulled, delivered = await rig.both(71, SOURCES, PAGES)
     assert isinstance(pulled, kind), repr(pulled)

@@ -5,13 +5,27 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 from kit.onesided import StandInBackend, StandInEngine
 from kit.wait import until
 
-from kvplane.transfer import PeerGone, Refused, Region, Stalled, TransferMetrics, TransferSettings
+from kvplane.transfer import (
+    ChecksumMismatch,
+    DeadlineExceeded,
+    PageOut,
+    PeerGone,
+    Refused,
+    Region,
+    Stalled,
+    TransferError,
+    TransferMetrics,
+    TransferSettings,
+    Untouched,
+    flip_byte,
+)
 from kvplane.transfer.backends import Landing, Peer, Ticket
 from kvplane.transfer.backends.onesided_session import MOST_RETIRED
 from kvplane.vocabulary import Generation, Room, Stage
@@ -256,3 +270,54 @@ async def test_everything_is_given_back(prefill: Rank, decode: Rank) -> None:
     await decode.backend.fence(landing, clean=True)
     assert not any(decode.backend.counts().values())
     assert (decode.memory == 7).all()
+
+
+async def test_a_failed_room_of_a_clean_sender_ends_no_session(make_rig: Any) -> None:
+    class Flips(Untouched):
+        def pages(self, room: Room, pages: list[PageOut]) -> list[PageOut]:
+            return flip_byte(pages, 99)
+
+    rig = await make_rig(tamper=Flips(), backend="stand-in")
+    before = rig.backends[1].offer()
+    for room in range(71, 81):
+        pulled, _ = await rig.both(room, [4, 5, 6], [1, 2, 3])
+        assert isinstance(pulled, ChecksumMismatch)
+    await rig.idle()
+    assert rig.backends[1].offer() == before and len(rig.released) == 10
+
+
+async def test_a_room_that_nobody_delivered_ends_no_session(make_rig: Any) -> None:
+    rig = await make_rig(backend="stand-in")
+    before = rig.backends[1].offer()
+    with pytest.raises(DeadlineExceeded):
+        await rig.pull(71, [1, 2, 3], deadline_s=0.3)
+    await rig.idle()
+    pulling = asyncio.create_task(rig.pull(72, [1, 2, 3]))
+    await until(lambda: rig.offers.counts()["rooms"])
+    pulling.cancel()
+    await until(lambda: len(rig.released) == 2)
+    await rig.idle()
+    assert rig.backends[1].offer() == before
+
+
+async def test_pages_stay_away_until_the_session_of_an_unclean_sender_has_ended(
+    make_rig: Any,
+) -> None:
+    rig = await make_rig(backend="stand-in")
+    engine, before = rig.backends[1].engine, rig.page(rig.decode_memory, 1)
+    engine.awake.clear()
+    engine.closing.clear()
+    pulling = asyncio.create_task(rig.pull(71, [1]))
+    with pytest.raises(TransferError):
+        await rig.deliver(71, [4], deadline_s=0.3)
+    with pytest.raises(TransferError):
+        await asyncio.wait_for(pulling, 5)
+    await until(lambda: rig.backends[1].counts()["retired"])
+    assert rig.released == [] and len(rig.puller.quarantine) == 1
+    assert rig.metrics.quarantined._value.get() == 1
+    engine.closing.set()
+    await until(lambda: rig.released == [(1,)])
+    engine.awake.set()
+    await rig.idle()
+    assert rig.page(rig.decode_memory, 1) == before
+    await rig.recovers()
