@@ -177,6 +177,7 @@ ROUTER_KEYS: tuple[Key, ...] = (
     Key("cb_success_threshold", whole(1), 3, "good probes that close it again"),
     Key("cb_timeout_duration_secs", seconds, 60.0, "pause before an open circuit is probed"),
     Key("health_check_interval_secs", seconds, 5.0, "between two health checks of a worker"),
+    Key("watch_directories", switch, True, "use only prefills whose rank directory answers"),
     Key("max_concurrent_requests", whole(-1), -1, "more are answered 429; -1 = no limit"),
     Key("max_payload_size", whole(1, 2**40), 512 * 2**20, "bytes of a request body"),
     Key("api_key", text, "", "key that inference needs; none = open"),

@@ -13,6 +13,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
+import aiohttp
+
 from kvplane.bootstrap import BootstrapClient
 from kvplane.composite import Composite
 from kvplane.doors import Metrics, Server, Switchboard, new_registry
@@ -110,14 +112,10 @@ class GatewayPlane(Composite):
             subscriptions = Subscriptions(store, self._clock, EventsMetrics(self._registry))
             await self.begin(subscriptions)
         session = await self.session()
-        directories = Directories(
-            BootstrapClient(session, clock=self._clock),
-            gateway.fleet,
-            self._clock,
-            gateway.settings.watch,
-            lambda outcome: gateway.metrics.looks.labels(outcome).inc(),
-        )
-        await self.begin(directories)
+        directories = None
+        if self._told["watch_directories"]:
+            directories = self._directories(gateway, session)
+            await self.begin(directories)
         hall = Hall(self._clock, gateway, prompts, subscriptions, directories)
         static = Static(
             self._workers,
@@ -131,6 +129,15 @@ class GatewayPlane(Composite):
         gateway.fleet.waiting = static.waiting
         await self.begin(static)
         return static
+
+    def _directories(self, gateway: Gateway, session: aiohttp.ClientSession) -> Directories:
+        return Directories(
+            BootstrapClient(session, clock=self._clock),
+            gateway.fleet,
+            self._clock,
+            gateway.settings.watch,
+            lambda outcome: gateway.metrics.looks.labels(outcome).inc(),
+        )
 
 
 class IndexPlane(Composite):

@@ -29,6 +29,7 @@ class Resident:
     """One engine of the house."""
 
     engine: Engine
+    door: Server
 
     @property
     def url(self) -> str:
@@ -85,14 +86,15 @@ class House:
         """An engine behind its door; a prefill with its own rank directory, unless told not to."""
         ports = {"port": free_port(), "bootstrap_port": free_port()}
         told = ports | {"events_port": 0, "replay_port": 0, "blocks": 128, "host": host} | settings
-        resident = Resident(Engine(EngineSettings(role=role, **told), SystemClock()))
+        engine = Engine(EngineSettings(role=role, **told), SystemClock())
+        door = Server(engine.app, host, engine.settings.port, role.value)
+        resident = Resident(engine, door)
         if role is Role.PREFILL and directory:
             await self.directory(resident.bootstrap_port, host)
-        await self._begin(2, resident.engine)
-        door = Server(resident.engine.app, host, resident.engine.settings.port, role.value)
+        await self._begin(2, engine)
         await self._begin(1, door)
         if directory:
-            await until(lambda: resident.engine.not_ready() is None)
+            await until(lambda: engine.not_ready() is None)
         return resident
 
     async def directory(self, port: int, host: str = "127.0.0.1") -> Part:
@@ -106,6 +108,11 @@ class House:
         for floor in self._floors:
             floor[:] = [one for one in floor if one is not part]
         await part.stop()
+
+    async def leave(self, resident: Resident) -> None:
+        """Stop an engine and its door; its directory stays."""
+        await self.end(resident.door)
+        await self.end(resident.engine)
 
     async def pair(self, **settings: Any) -> tuple[Resident, Resident]:
         """A prefill and a decode of the same settings."""

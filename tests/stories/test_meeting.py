@@ -66,6 +66,17 @@ async def test_a_prefill_that_looks_healthy_without_its_directory_gets_no_reques
         assert f"register: no bootstrap server at 127.0.0.1:{nobody}" in said
 
 
+async def test_where_directories_cannot_be_seen_from_the_gateway_it_need_not_look(
+    home: House,
+) -> None:
+    """The other side of FR-BS-02: decodes may reach what a gateway must not."""
+    decode = await home.engine(Role.DECODE)
+    async with fake_engine(**prefill_facts(free_port())) as prefill:
+        named = ("--prefill", prefill.url, *decode.words)
+        await home.gateway(*named, "--no-watch-directories")
+        assert await home.well(prefill.url.removeprefix("http://"))
+
+
 V6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback")
 
 

@@ -98,6 +98,36 @@ async def attempts(home: House, answer: Reply) -> list[str]:
     return [one["prefill"]["worker"] for one in told["attempts"]]
 
 
+async def test_a_prefill_restarted_at_its_address_is_met_on_its_new_ports(home: House) -> None:
+    """FR-BS-03: its directory stays; the gateway sees one new life, and no request is lost."""
+    port = free_port()
+    await home.directory(port)
+    prefill = await home.engine(Role.PREFILL, directory=False, bootstrap_port=port)
+    decode = await home.engine(Role.DECODE)
+    looking = ("--health-check-interval-secs", "0.1")
+    await home.gateway(*prefill.words, *decode.words, *looking)
+    assert (await home.generate(PROMPT)).status == 200
+    lives = [(await home.worker(prefill.pod))["generation"]]
+    await home.leave(prefill)
+    again = await home.engine(
+        Role.PREFILL, directory=False, bootstrap_port=port, port=prefill.engine.settings.port
+    )
+    await until(lambda: again.engine.not_ready() is None)
+    for number in range(5):
+        found = await home.generate([60 + number] * 40)
+        assert found.status == 200, found.body
+
+    async def seen() -> bool:
+        now = (await home.worker(prefill.pod))["generation"]
+        if now != lives[-1]:
+            lives.append(now)
+        return bool(now == again.engine.generation)
+
+    await until(seen)
+    assert lives == [prefill.engine.generation, again.engine.generation]
+    assert (await home.generate(PROMPT)).status == 200
+
+
 async def test_a_directory_that_comes_back_empty_is_filled_again_and_newcomers_meet(
     home: House,
 ) -> None:
