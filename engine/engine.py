@@ -37,6 +37,7 @@ from .evidence import Evidence
 from .facts import server_info
 from .faults import Faults
 from .flow import Flow
+from .handing import Handing
 from .metrics import EngineMetrics
 from .model import Model
 from .network import Network
@@ -44,6 +45,7 @@ from .prefill import Prefill
 from .publisher import Publisher, free_range
 from .sequence import Emit, Sequences
 from .settings import EngineSettings
+from .team import Gives
 from .unit import Unit
 
 log = logging.getLogger(__name__)
@@ -72,8 +74,7 @@ class Engine:
         model = Model(settings.model, positions=settings.context_length)
         self.units = [self._unit(rank, model) for rank in range(settings.dp)]
         self._network = Network(
-            settings, self.units, self.generation, self.faults, self.evidence.record, clock,
-            self.metrics,
+            settings, self.units, self.faults, self.evidence.record, clock, self.metrics,
         )  # fmt: skip
         self._roles(Tokenizer.load("builtin"))
         self._turn = itertools.count()
@@ -92,8 +93,8 @@ class Engine:
         sequences = Sequences(tokenizer, settings.slice_tokens, self.metrics)
         self._both = Both(sequences, faults)
         self._prefill = Prefill(
-            settings, sequences, faults, self._network.registered, record, self._clock,
-            tokenizer.decode,
+            settings, Handing(sequences, settings.room_s), faults, self._network.registered,
+            self._begin, record, self._clock, tokenizer.decode,
         )  # fmt: skip
         self._decode = Decode(settings, sequences, faults, record, self._clock, self.metrics)
         reader = Reader(settings, tokenizer)
@@ -109,7 +110,7 @@ class Engine:
         try:
             await self._start_events()
             self._stack.push_async_callback(self._network.stop)
-            await self._network.start()
+            await self._network.start(self.generation)
             self._stack.push_async_callback(self._end_flows)
         except BaseException:
             await self._stack.aclose()
@@ -206,6 +207,10 @@ class Engine:
             raise
         finally:
             self._rooms.discard(ask.room)
+
+    def _begin(self, ask: Ask, dp_rank: int, cached_tokens: int) -> Sequence[Gives]:
+        """Nodes elsewhere that compute this prompt too."""
+        return ()
 
     def _pick(self, ask: Ask) -> int | None:
         """The dp rank that must serve this; None = any. Told, else by room."""

@@ -12,10 +12,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
+from dataclasses import replace
 
 import aiohttp
 
-from kvplane.bootstrap import BootstrapClient, Heartbeat, Resolver, fresh_session
+from kvplane.bootstrap import Address, BootstrapClient, Heartbeat, Resolver, fresh_session
 from kvplane.runtime import Clock, cancel, supervise
 from kvplane.transfer import (
     BACKENDS,
@@ -46,13 +47,13 @@ class Network:
         self,
         settings: EngineSettings,
         units: Sequence[Unit],
-        generation: Generation,
         faults: Faults,
         record: Callable[[StageRecord], None],
         clock: Clock,
         metrics: EngineMetrics,
+        elsewhere: Callable[[Cell], Registered] | None = None,  # ranks of other nodes
     ) -> None:
-        self._settings, self._units, self._generation = settings, units, generation
+        self._settings, self._units, self._elsewhere = settings, units, elsewhere
         self._faults, self._record, self._clock = faults, record, clock
         self._metrics = metrics
         self._transfer = TransferSettings(
@@ -65,10 +66,19 @@ class Network:
         self._registrar: Registrar | None = None
         self._stack = AsyncExitStack()
 
-    async def start(self) -> None:
-        """Open what the role needs; undone by stop, also when this raises."""
+    async def start(
+        self,
+        generation: Generation,
+        directory: Address | None = None,
+        http_port: int | None = None,
+    ) -> None:
+        """Open what the role needs; undone by stop, also when this raises. May be started again.
+
+        `directory` and `http_port`: of node 0, where that is another process.
+        """
         if self._settings.role is Role.BOTH:
             return
+        self._generation = generation
         session = aiohttp.ClientSession()
         self._stack.push_async_callback(session.close)
         client = BootstrapClient(session, key=self._settings.bootstrap_key)
@@ -77,7 +87,7 @@ class Network:
         for unit in self._units:
             await self._team(unit, resolver)
         if self._settings.role is Role.PREFILL:
-            await self._register(client)
+            await self._register(client, directory, http_port)
         else:
             await self._listen(resolver)
 
@@ -108,15 +118,20 @@ class Network:
 
     def not_ready(self) -> str | None:
         """Why a prefill cannot be found yet."""
-        if self._registrar is None or self._registrar.ready.is_set():
-            return None
+        if self._registrar is None:
+            return None if self._settings.role is not Role.PREFILL else "not started"
         units = (self._registrar.unit(unit.dp_rank) for unit in self._units)
-        return next((unit.detail for unit in units if not unit.ok), "registering")
+        return next((unit.detail for unit in units if not unit.ok), None)
+
+    @property
+    def registrar(self) -> Registrar | None:
+        """Of the ranks of this process; None while there are none to register."""
+        return self._registrar
 
     async def _team(self, unit: Unit, resolver: Resolver) -> None:
         """All ranks of one dp rank."""
         sizes = self._settings.sizes
-        cells = sizes.cells(unit.dp_rank)
+        cells = self._settings.nodes.cells(unit.dp_rank)
         stages = Stages([sizes.name(cell) for cell in cells], self._record)
         ranks = []
         for cell in cells:
@@ -159,12 +174,20 @@ class Network:
         )  # fmt: skip
         self._stack.push_async_callback(rank.puller.close)
 
-    async def _register(self, client: BootstrapClient) -> None:
+    async def _register(
+        self, client: BootstrapClient, directory: Address | None, http_port: int | None
+    ) -> None:
         teams = [unit.team for unit in self._units if unit.team is not None]
         ports = {rank.cell: rank.port for team in teams for rank in team.ranks}
+        settings = self._settings
+        if directory is not None:
+            settings = replace(
+                settings, bootstrap_host=directory.host, bootstrap_port=directory.port
+            )
         self._registrar = Registrar(
-            client, ports, self._generation, self._settings, self._clock, self._metrics
-        )
+            client, ports, self._generation, settings, self._clock, self._metrics,
+            self._elsewhere, http_port,
+        )  # fmt: skip
         keeping = asyncio.create_task(supervise("register", self._registrar.keep, self._clock))
         self._stack.push_async_callback(cancel, keeping)
 

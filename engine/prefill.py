@@ -1,9 +1,9 @@
 """Prefill: compute a prompt and hand its pages to the decode of its room.
 
-Edge. Role of an engine over transfer/ (team.py); api.py's leg is answered when the decode agreed.
-Open it to change what a prefill does for a room.
+Edge. Role of an engine over handing.py; api.py's leg is answered when the decode agreed. Open it
+to change what a prefill does for a room.
 
-    register ok? -> lease -> fill -> deliver(pages, first token) -> verdict -> one token, leg ends
+    register ok? -> handing.py: compute, deliver, verdict -> one token, leg ends
         any failure: the decode is told at once (offers.fail), the leg fails with stage and reason
 """
 
@@ -11,18 +11,20 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from kvplane.runtime import Clock
-from kvplane.transfer import Metadata
 from kvplane.vocabulary import Room, Stage, StageRecord
 
 from .asks import Ask
 from .errors import BadRequest, CutConnection, EngineError, RoomFailed
 from .faults import Faults
+from .handing import Handing
 from .pieces import Written
 from .registration import Registered
-from .sequence import Emit, Sequences, pages_of_prompt
+from .sequence import Emit
 from .settings import EngineSettings
+from .team import Gives
 from .unit import Unit
 
 
@@ -32,16 +34,17 @@ class Prefill:
     def __init__(
         self,
         settings: EngineSettings,
-        sequences: Sequences,
+        handing: Handing,
         faults: Faults,
         registered: Callable[[int], Registered],
+        begin: Callable[[Ask, int, int], Sequence[Gives]],
         record: Callable[[StageRecord], None],
         clock: Clock,
         decode: Callable[[Sequence[int]], str],
     ) -> None:
-        self._settings, self._sequences, self._faults = settings, sequences, faults
-        self._registered, self._record, self._clock = registered, record, clock
-        self._decode = decode
+        self._settings, self._handing, self._faults = settings, handing, faults
+        self._registered, self._begin = registered, begin
+        self._record, self._clock, self._decode = record, clock, decode
 
     async def run(self, unit: Unit, ask: Ask, emit: Emit) -> None:
         """One room. Raises RoomFailed, Overloaded, BadRequest."""
@@ -50,7 +53,8 @@ class Prefill:
         self._same_rank(unit, ask, room)
         try:
             await self._register(unit, room)
-            token, cached = await self._deliver(unit, ask, room)
+            begin = partial(self._begin, ask, unit.dp_rank)
+            token, cached = await self._handing.run(unit, room, ask.ids, ask.salt, begin)
         except asyncio.CancelledError:
             team.fail(room, "its request was cancelled")
             raise
@@ -59,22 +63,6 @@ class Prefill:
             raise
         written = Written(self._decode, (), 1, ask.ignore_eos)
         emit(written.add(ask.index, token, cached))
-
-    async def _deliver(self, unit: Unit, ask: Ask, room: Room) -> tuple[int, int]:
-        """First token and cached tokens, once the decode has agreed."""
-        assert unit.team is not None
-        lease = await unit.lease(ask.ids, 0, ask.salt)
-        try:
-            context = await self._sequences.fill(unit, lease)
-            token = await unit.compute.run(unit.model.answer, context)
-            said = Metadata(
-                room, tokens=len(ask.ids), first_token=token, cached_tokens=lease.cached_tokens
-            )
-            pages = pages_of_prompt(unit, lease, ask.ids)
-            await unit.team.deliver(room, pages, said, self._settings.room_s)
-            return token, lease.cached_tokens
-        finally:
-            unit.give_back(lease)  # deliver is over: nobody reads the pages any more
 
     async def _register(self, unit: Unit, room: Room) -> None:
         """No decode can find us unless this rank is registered: say so instead of waiting."""

@@ -13,7 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvplane.transfer import Backend, Grid, Layout, Offers, Puller, Region, owned
+from kvplane.transfer import Backend, Grid, Layout, Metadata, Offers, Puller, Region, owned
+from kvplane.vocabulary import Room, StageRecord
 
 from .cells import Cell, Sizes
 from .model import Pool
@@ -30,6 +31,22 @@ class Rank:
     offers: Offers | None = None
     puller: Puller | None = None
     port: int = 0  # decodes dial it
+
+    async def deliver(
+        self, room: Room, pages: Sequence[int], said: Metadata, deadline_s: float
+    ) -> None:
+        """Its part of these pages, to every decode rank that wants some. As Offers.deliver."""
+        assert self.offers is not None, "a prefill's rank has offers"
+        await self.offers.deliver(room, pages, said, deadline_s)
+
+    def fail(self, room: Room, reason: str) -> None:
+        """Tell the decode that nothing will come."""
+        if self.offers is not None:
+            self.offers.fail(room, reason)
+
+    def seen(self, room: Room, error: BaseException) -> StageRecord | None:
+        """transfer/ has recorded it already."""
+        return None
 
     def shown(self) -> dict[str, Any]:
         """As /truth tells it."""
@@ -56,8 +73,3 @@ def _piece(pool: Pool, name: str) -> Any:
     """`l1.v3` -> values of head 3 in layer 1: [page, token, dim], contiguous."""
     layer, _, part = name.removeprefix("l").partition(".")
     return pool[int(layer)]["kv".index(part[0]), int(part[1:])]
-
-
-def names(ranks: Sequence[Rank]) -> list[str]:
-    """Of all of them, in order."""
-    return [rank.name for rank in ranks]

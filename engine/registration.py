@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,14 +49,19 @@ class Registrar:
         settings: EngineSettings,
         clock: Clock,
         metrics: EngineMetrics,
+        elsewhere: Callable[[Cell], Registered]
+        | None = None,  # ranks of other nodes; None = theirs
+        http_port: int | None = None,  # of node 0; None = ours
         try_s: float = TRY_S,
     ) -> None:
         self._client, self._ports, self._settings = client, ports, settings
-        self._try_s = try_s
+        self._try_s, self._http_port = try_s, settings.port if http_port is None else http_port
         self._generation = generation
         self._clock, self._metrics = clock, metrics
+        self._elsewhere = elsewhere
         self._known: dict[Cell, Registered] = {}
         self.ready = asyncio.Event()
+        self.changed = asyncio.Event()  # something is known now that was not; who waits clears it
 
     def rank(self, cell: Cell) -> Registered:
         """What we know of one rank."""
@@ -66,8 +71,13 @@ class Registrar:
     def unit(self, dp_rank: int) -> Registered:
         """All ranks of one dp rank: registered when each of them is."""
         sizes = self._settings.sizes
-        cells = sizes.cells(dp_rank)
-        known = {cell: self.rank(cell) for cell in cells}
+        known: dict[Cell, Registered] = {}
+        for cell in sizes.cells(dp_rank):
+            if cell in self._ports:
+                known[cell] = self.rank(cell)
+            elif self._elsewhere is not None:
+                known[cell] = self._elsewhere(cell)
+        cells = list(known)
         if len(cells) == 1:
             return known[cells[0]]
         took_s = max(rank.took_s for rank in known.values())
@@ -105,12 +115,16 @@ class Registrar:
         self.ready.set()
         return True
 
+    def _tell(self, cell: Cell, known: Registered) -> None:
+        self._known[cell] = known
+        self.changed.set()
+
     def _failed(self, cell: Cell, why: str) -> None:
         address = self._settings.bootstrap_address
         known = self._known.get(cell)
         if known is None or not known.ok:
             detail = f"{self._name(cell)} is not registered at {address} yet: {why}"
-            self._known[cell] = Registered(False, 0.0, detail)
+            self._tell(cell, Registered(False, 0.0, detail))
         log.warning(
             "registration failed rank=%r at=%s error=%s action=again",
             self._name(cell), address, why,
@@ -134,7 +148,7 @@ class Registrar:
         log.warning("registration lost rank=%r why=%s action=register", name, why)
         self.ready.clear()
         detail = f"{name} is no longer registered at {address}: {why}"
-        self._known[cell] = Registered(False, 0.0, detail)
+        self._tell(cell, Registered(False, 0.0, detail))
         return False
 
     async def _register(self, cell: Cell) -> None:
@@ -145,7 +159,7 @@ class Registrar:
         took = self._clock.now() - began
         name, place = self._name(cell), f"{self._settings.advertised}:{self._ports[cell]}"
         new = not self.rank(cell).ok
-        self._known[cell] = Registered(True, took, f"{name} at {place} is registered at {address}")
+        self._tell(cell, Registered(True, took, f"{name} at {place} is registered at {address}"))
         self._metrics.registrations.labels("ok").inc()
         if new:
             log.info("registered rank=%r place=%s at=%s", name, place, address)
@@ -174,7 +188,7 @@ class Registrar:
             "kv_cache_dtype": DTYPE,
             "kv_layout": LAYOUT,
             "load_balance_method": "follow_bootstrap_room",
-            "prefill_http_port": self._settings.port or None,
+            "prefill_http_port": self._http_port or None,
             "decode_allocation_policy": "early",
             "generation": self._generation,
         }

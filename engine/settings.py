@@ -11,6 +11,7 @@ from kvplane.vocabulary import Role
 from .cells import Sizes
 from .errors import BadSetting
 from .model import PAGE_TOKENS, Size
+from .nodes import Nodes
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
@@ -36,6 +37,9 @@ class EngineSettings:
     tp: int = 1  # ranks that share out the KV heads of a cache, each with its own rank port
     pp: int = 1  # the same for its layers
     dp: int = 1  # caches in this process, each with its own events and tp x pp ranks
+    nnodes: int = 1  # processes that share out the tp x pp ranks of a prefill
+    node_rank: int = 0  # which of them this is; node 0 has the door and the rank directory
+    dist_init_addr: str | None = None  # host:port where node 0 gathers the others
     backend: str = "tcp"  # how pages travel: a name of transfer's table
     checksums: bool = True  # per page; off only to show that the model notices by itself
     faults: bool | None = None  # serve /fault and /truth; None = on loopback only
@@ -50,6 +54,7 @@ class EngineSettings:
     rooms_kept: int = 10_000  # rooms whose stages are remembered
     buffer_batches: int = 10_000  # events kept for replay, as vLLM and SGLang
     register_every_s: float = 2.0  # asks the directory whether it still knows our ranks
+    node_silent_s: float = 5.0  # a node that says nothing for so long is gone
     stop_s: float = 5.0  # work that has not ended by then is cut off
 
     def __post_init__(self) -> None:
@@ -71,6 +76,24 @@ class EngineSettings:
             raise BadSetting("block_size", self.block_size, f"must be {PAGE_TOKENS}")
         if self.event_form not in ("vllm", "sglang"):
             raise BadSetting("event_form", self.event_form, "must be vllm or sglang")
+        self._check_nodes()
+
+    def _check_nodes(self) -> None:
+        if self.nnodes == 1 and self.node_rank == 0:
+            return
+        if self.role is not Role.PREFILL:
+            want = f"only a prefill runs in several processes, a {self.role.value} in 1"
+            raise BadSetting("nnodes", self.nnodes, want)
+        if self.nnodes < 1 or self.sizes.ranks % self.nnodes:
+            want = f"must divide the {self.sizes.ranks} ranks of tp x pp"
+            raise BadSetting("nnodes", self.nnodes, want)
+        if not 0 <= self.node_rank < self.nnodes:
+            raise BadSetting("node_rank", self.node_rank, f"must be 0 to {self.nnodes - 1}")
+        try:
+            Address.parse(self.dist_init_addr or "")
+        except BootstrapError as error:
+            want = f"where node 0 gathers the others, the same on all nodes: {error}"
+            raise BadSetting("dist_init_addr", self.dist_init_addr, want) from error
 
     def settled(self) -> EngineSettings:
         """With the host that peers are told. Raises BadSetting where there is none to tell."""
@@ -86,9 +109,14 @@ class EngineSettings:
         return Sizes(self.tp, self.pp, self.dp)
 
     @property
+    def nodes(self) -> Nodes:
+        """How its ranks are shared out over processes."""
+        return Nodes(self.sizes, self.nnodes, self.node_rank)
+
+    @property
     def rank_names(self) -> list[str]:
-        """What the ranks are called, one after the other."""
-        cells = (cell for dp in range(self.dp) for cell in self.sizes.cells(dp))
+        """What the ranks of this process are called, one after the other."""
+        cells = (cell for dp in range(self.dp) for cell in self.nodes.cells(dp))
         return [self.sizes.name(cell) for cell in cells]
 
     @property

@@ -27,15 +27,15 @@ class _Heard:
 
 
 class Stages:
-    """Of one dp rank; a single rank's records pass as they are."""
+    """Of the ranks of one dp rank that are here; a rank without a name is all there is."""
 
     def __init__(self, names: Sequence[str], record: Record) -> None:
         self._names, self._record = tuple(names), record
         self._rooms: dict[Room, _Heard] = {}
 
     def of(self, name: str) -> Record:
-        """The recorder of one rank."""
-        if len(self._names) == 1:
+        """The recorder of one rank, or of who has others: `node 1`. "" = as it is."""
+        if not name:
             return self._record
         return lambda record: self._hear(name, record)
 
@@ -73,4 +73,5 @@ class Stages:
 
 
 def _named(name: str, record: StageRecord) -> StageRecord:
-    return replace(record, detail=f"rank {name}: {record.detail}")
+    said = record.detail if record.detail.startswith(name) else f"rank {name}: {record.detail}"
+    return replace(record, detail=said)

@@ -14,17 +14,29 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import Any, Protocol
 
 from kvplane.runtime import cancel
 from kvplane.transfer import Metadata, TransferError
-from kvplane.vocabulary import BootstrapTriple, Room, Stage
+from kvplane.vocabulary import BootstrapTriple, Room, Stage, StageRecord
 
 from .errors import RoomFailed
 from .ranks import Rank
 from .stages import Stages
 
 Released = Callable[[Sequence[int]], None]
+
+
+class Gives(Protocol):
+    """Who delivers a part of a room: a rank of ours, or a node with others (leader.py)."""
+
+    @property
+    def name(self) -> str: ...
+    async def deliver(
+        self, room: Room, pages: Sequence[int], said: Metadata, deadline_s: float
+    ) -> None: ...
+    def fail(self, room: Room, reason: str) -> None: ...
+    def seen(self, room: Room, error: BaseException) -> StageRecord | None: ...
 
 
 class Team:
@@ -35,33 +47,42 @@ class Team:
         self._stages = stages
 
     async def deliver(
-        self, room: Room, pages: Sequence[int], said: Metadata, deadline_s: float
+        self,
+        room: Room,
+        pages: Sequence[int],
+        said: Metadata,
+        deadline_s: float,
+        others: Sequence[Gives] = (),
     ) -> None:
         """Return once every rank's decodes agreed. Raises RoomFailed naming the first that failed.
 
-        The pages are not read any more when this returns or raises.
+        `others` deliver their part elsewhere. Our pages are not read any more when this returns.
         """
-        failed: list[tuple[Rank, BaseException]] = []
+        failed: list[tuple[Gives, BaseException]] = []
+        everybody: tuple[Gives, ...] = (*self.ranks, *others)
 
-        async def one(rank: Rank) -> None:
-            assert rank.offers is not None, "a prefill's rank has offers"
+        async def one(giver: Gives) -> None:
             try:
-                await rank.offers.deliver(room, pages, said, deadline_s)
+                await giver.deliver(room, pages, said, deadline_s)
             except BaseException as error:
-                failed.append((rank, error))
-                self.fail(room, _sentence(rank, error))
+                failed.append((giver, error))
+                record = giver.seen(room, error)
+                if record is not None:
+                    self._stages.of(giver.name)(record)
+                for other in everybody:
+                    other.fail(room, _sentence(giver.name, error))
                 raise
 
         with self._stages.room(room):
-            await asyncio.gather(*(one(rank) for rank in self.ranks), return_exceptions=True)
+            await asyncio.gather(*(one(giver) for giver in everybody), return_exceptions=True)
         if failed:
-            raise _failure(room, *failed[0])
+            giver, error = failed[0]
+            raise _failure(room, giver.name, error)
 
     def fail(self, room: Room, reason: str) -> None:
         """Tell the decode of this room that it will never come; no rank delivers it any more."""
         for rank in self.ranks:
-            if rank.offers is not None:
-                rank.offers.fail(room, reason)
+            rank.fail(room, reason)
 
     async def pull(
         self,
@@ -97,7 +118,8 @@ class Team:
             finally:
                 await cancel(*tasks)
         if failed:
-            raise _failure(triple.room, *failed[0])
+            rank, error = failed[0]
+            raise _failure(triple.room, rank.name, error)
         return self._agreed(triple.room, [task.result() for task in tasks])
 
     def _agreed(self, room: Room, said: Sequence[Metadata]) -> Metadata:
@@ -159,16 +181,18 @@ class _Account:
             task.add_done_callback(ended)
 
 
-def _sentence(rank: Rank, error: BaseException) -> str:
+def _sentence(name: str, error: BaseException) -> str:
+    if isinstance(error, RoomFailed):
+        return error.reason  # of a node elsewhere; it says who
     text = error.sentence() if isinstance(error, TransferError) else str(error)
     text = text or type(error).__name__
-    return f"rank {rank.name}: {text}" if rank.name else text
+    return f"rank {name}: {text}" if name else text
 
 
-def _failure(room: Room, rank: Rank, error: BaseException) -> BaseException:
+def _failure(room: Room, name: str, error: BaseException) -> BaseException:
     """As the engine's own error; what is no failure of the transfer stays what it is."""
     if not isinstance(error, TransferError):
         return error
-    failure = RoomFailed(room, error.stage, _sentence(rank, error))
+    failure = RoomFailed(room, error.stage, _sentence(name, error))
     failure.__cause__ = error
     return failure
