@@ -84,15 +84,15 @@ class House:
         self, role: Role, *, directory: bool = True, host: str = "127.0.0.1", **settings: Any
     ) -> Resident:
         """An engine behind its door; a prefill with its own rank directory, unless told not to."""
-        ports = {"port": free_port(), "bootstrap_port": free_port()}
+        ports = {"port": free_port(host), "bootstrap_port": free_port(host)}
         told = ports | {"events_port": 0, "replay_port": 0, "blocks": 128, "host": host} | settings
         engine = Engine(EngineSettings(role=role, **told), SystemClock())
         door = Server(engine.app, host, engine.settings.port, role.value)
         resident = Resident(engine, door)
         if role is Role.PREFILL and directory:
             await self.directory(resident.bootstrap_port, host)
+        await self._begin(1, door)  # first: the engine's own sockets take any free port
         await self._begin(2, engine)
-        await self._begin(1, door)
         if directory:
             await until(lambda: engine.not_ready() is None)
         return resident
@@ -152,9 +152,9 @@ class House:
             return await got.json()
 
     async def worker(self, pod: str) -> dict[str, Any]:
-        """What the gateway shows of one worker."""
+        """What the gateway shows of one worker; nothing where it has none of this name."""
         found = (await self.get("/workers"))["workers"]
-        return next(one for one in found if one["pod"] == pod)
+        return next((one for one in found if one["pod"] == pod), {})
 
     async def fault(self, engine: Resident, **fault: Any) -> None:
         """Break something in an engine on purpose."""
@@ -162,7 +162,7 @@ class House:
 
     async def well(self, pod: str) -> bool:
         """Whether the gateway sends requests there."""
-        return bool((await self.worker(pod))["is_healthy"])
+        return bool((await self.worker(pod)).get("is_healthy"))
 
     async def all_well(self, *pods: str) -> bool:
         """Whether it sends requests to all of them."""
