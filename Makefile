@@ -11,11 +11,12 @@ ARGS ?=
 PACKAGES := index events bootstrap transfer router engine
 SOURCE := src $(PACKAGES:%=src/kvplane/%) tests bench
 
-.PHONY: help demo test check bench soak constraints clean
+.PHONY: help demo test check test-transfer bench soak constraints clean
 
 help:
 	@echo "make demo [ARGS=--once]  a whole plane with two prefill and two decode engines"
 	@echo "make test                lint, types and all tests"
+	@echo "make test-transfer       the transfer backends that need a package: Mooncake, NIXL (half a gigabyte)"
 	@echo "make check | bench | soak | constraints | clean"
 
 $(BIN)/python:
@@ -46,6 +47,21 @@ check: $(VENV)/.test
 test: check
 	$(BIN)/pytest $(ARGS)
 
+# The packages of these backends are big, and nixl-cu12 asks for torch, which host memory needs not:
+# they have a venv of their own, nothing else is tested there, and what cannot run says why.
+EXTRA := .venv-transfer
+MOONCAKE ?= mooncake-transfer-engine-non-cuda==0.3.13.post1
+NIXL ?= nixl-cu12==1.5.1
+
+$(EXTRA)/.extra: pyproject.toml constraints.txt
+	@$(MAKE) --no-print-directory VENV=$(EXTRA) $(EXTRA)/.test
+	@echo "installing $(MOONCAKE) and $(NIXL) ..."
+	-@$(EXTRA)/bin/python -m pip install -q --disable-pip-version-check -c constraints.txt '$(MOONCAKE)' && \
+		$(EXTRA)/bin/python -m pip install -q --disable-pip-version-check --no-deps '$(NIXL)' && touch $@
+
+test-transfer: $(EXTRA)/.extra
+	$(EXTRA)/bin/python tests/transfer_extra/run.py $(ARGS)
+
 bench: $(VENV)/.test
 	$(BIN)/python -m bench $(ARGS)
 
@@ -57,4 +73,4 @@ constraints: $(VENV)/.test
 		--extra test --extra otel --extra envoy --extra k8s --upgrade pyproject.toml -o constraints.txt
 
 clean:
-	rm -rf $(VENV) .run build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) .venv-transfer .run build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

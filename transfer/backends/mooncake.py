@@ -12,7 +12,6 @@ more, also where a stopped sender wakes later; after -1 the source is not read a
 
 from __future__ import annotations
 
-import ctypes.util
 import importlib
 import os
 import time
@@ -27,6 +26,7 @@ from .onesided_plan import Move, Reach, Span
 from .onesided_work import Stop
 
 MOST_BATCH = 1024  # entries of one call; from about 2100 on it refuses the whole
+SYSTEM = {"libibverbs": "libibverbs1", "libnuma": "libnuma1", "libcurl": "libcurl4"}
 TIMEOUTS = ("MC_TCP_PROGRESS_TIMEOUT_SEC", "MC_TCP_STATUS_TIMEOUT_SEC")
 
 
@@ -38,12 +38,8 @@ def load() -> Any:
         text = "package mooncake-transfer-engine-non-cuda is not installed (extra `mooncake`)"
         raise NotAvailable("mooncake", text) from error
     except ImportError as error:
-        missing = [
-            package
-            for library, package in (("ibverbs", "libibverbs1"), ("numa", "libnuma1"))
-            if ctypes.util.find_library(library) is None
-        ]
-        hint = f"; install {' '.join(missing)}" if missing else ""
+        needed = next((each for each in SYSTEM if each in str(error)), None)
+        hint = f" (apt install {SYSTEM[needed]})" if needed else ""
         raise NotAvailable("mooncake", f"{error}{hint}") from error
 
 

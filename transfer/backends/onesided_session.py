@@ -70,10 +70,10 @@ class Session:
         spans = spans_of(self._regions)
         registered = merged([*spans, self.slots.span])
         await asyncio.to_thread(self.engine.open, self._advertise, registered)
-        reach = Reach(self.engine.session, self.life, spans, self.engine.library)
+        self.reach = Reach(self.engine.session, self.life, spans, self.engine.library)
         self.offer = Offer(
             self._backend, VERSION, self._advertise, self.engine.port,
-            self._regions.items, self._regions.names, encode(reach),
+            self._regions.items, self._regions.names, encode(self.reach),
         )  # fmt: skip
 
     def leave(self, user: object) -> None:
