@@ -22,7 +22,7 @@ class EngineSeat:
     name: str
     role: str
     flags: Sequence[str] = ()
-    ports: list[int] = field(default_factory=lambda: free_ports(4))
+    ports: list[int] = field(default_factory=lambda: free_ports(4, run=8))  # dp ranks count up
 
     @property
     def url(self) -> str:
