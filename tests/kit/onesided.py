@@ -21,7 +21,7 @@ from kvplane.transfer.backends.onesided_work import Stop
 class StandInEngine:
     """See onesided_session.Engine."""
 
-    library, port = b"", 0
+    library, port, worn = b"", 0, False
     numbers = itertools.count(1)
     living: ClassVar[dict[str, StandInEngine]] = {}
 
@@ -71,7 +71,7 @@ class StandInBackend(OneSidedBackend):
     """One-sided, over the engine above; two pieces a batch."""
 
     def __init__(self, settings: TransferSettings, metrics: TransferMetrics) -> None:
-        super().__init__("stand-in", 2, StandInEngine, settings, metrics)
+        super().__init__("stand-in", 2, lambda advertise: StandInEngine(), settings, metrics)
 
     @property
     def engine(self) -> StandInEngine:

@@ -321,3 +321,15 @@ async def test_pages_stay_away_until_the_session_of_an_unclean_sender_has_ended(
     await rig.idle()
     assert rig.page(rig.decode_memory, 1) == before
     await rig.recovers()
+
+
+async def test_an_engine_that_is_worn_is_replaced_without_harm(prefill: Rank, decode: Rank) -> None:
+    old, keeper = prefill.engine, await prefill.connect(decode.landing(0))
+    leaver = await prefill.connect(decode.landing(1))
+    old.worn = True
+    await prefill.backend.close_peer(leaver)
+    await until(lambda: prefill.engine is not old)
+    await prefill.write(keeper, 0)
+    assert decode.memory[0].all() and old.session in StandInEngine.living
+    await prefill.backend.close_peer(keeper)
+    await until(lambda: old.session not in StandInEngine.living)

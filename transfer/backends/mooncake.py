@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import resource
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -26,6 +27,7 @@ from .onesided_plan import Move, Reach, Span
 from .onesided_work import Stop
 
 MOST_BATCH = 1024  # entries of one call; from about 2100 on it refuses the whole
+MOST_REACHED = 4096  # peers of one engine; each is a file
 SYSTEM = {"libibverbs": "libibverbs1", "libnuma": "libnuma1", "libcurl": "libcurl4"}
 TIMEOUTS = ("MC_TCP_PROGRESS_TIMEOUT_SEC", "MC_TCP_STATUS_TIMEOUT_SEC")
 
@@ -51,6 +53,9 @@ class MooncakeEngine:
     def __init__(self, module: Any, timeout_s: float) -> None:
         self._module, self._timeout_s = module, timeout_s
         self._engine: Any = None
+        self._reached: set[str] = set()
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._most_reached = min(files // 4, MOST_REACHED)
 
     def open(self, advertise: str, spans: Sequence[Span]) -> None:
         """Listen and register."""
@@ -71,7 +76,13 @@ class MooncakeEngine:
 
     def reach(self, reach: Reach, peer: str) -> str:
         """Nothing to do: the first write dials. (Its probe waits 60 s for a stopped process.)"""
+        self._reached.add(reach.session)
         return reach.session
+
+    @property
+    def worn(self) -> bool:
+        """It keeps a connection to every peer it ever reached, also where that peer is gone."""
+        return len(self._reached) >= self._most_reached
 
     def write(self, where: str, moves: Sequence[Move], peer: str, stop: Stop) -> None:
         """One batch; -1 says only that not all of it is applied."""
@@ -101,15 +112,17 @@ class MooncakeBackend(OneSidedBackend):
     """See base.Backend; start() raises NotAvailable where the library cannot be loaded."""
 
     def __init__(self, settings: TransferSettings, metrics: TransferMetrics) -> None:
-        def make() -> MooncakeEngine:
-            timeout_s = _bound(settings.stall_s)
+        def make(advertise: str) -> MooncakeEngine:
+            timeout_s = _tell(settings.stall_s, advertise)
             return MooncakeEngine(load(), timeout_s)
 
         super().__init__("mooncake", MOST_BATCH, make, settings, metrics)
 
 
-def _bound(stall_s: float) -> float:
-    """How long its own calls may wait: the library reads it once, so before it is loaded."""
+def _tell(stall_s: float, advertise: str) -> float:
+    """Its environment, which it reads once: so before it is loaded. How long its calls may wait."""
+    if ":" in advertise:
+        os.environ.setdefault("MC_USE_IPV6", "1")
     wanted = str(min(5, max(2, round(stall_s))))  # whole seconds; under 2 a slow peer is given up
     told = [os.environ.setdefault(name, wanted) for name in TIMEOUTS]
     os.environ.setdefault("MC_LOG_LEVEL", "ERROR")  # its info lines are not ours

@@ -66,6 +66,7 @@ class NixlEngine:
     """See onesided_session.Engine."""
 
     port = 0  # the metadata tells it
+    worn = False  # it forgets agents one by one
 
     def __init__(self, module: Any) -> None:
         self._module = module
@@ -192,4 +193,4 @@ class NixlBackend(OneSidedBackend):
     """See base.Backend; start() raises NotAvailable where the library cannot be loaded."""
 
     def __init__(self, settings: TransferSettings, metrics: TransferMetrics) -> None:
-        super().__init__("nixl", MOST_BATCH, lambda: NixlEngine(load()), settings, metrics)
+        super().__init__("nixl", MOST_BATCH, lambda _: NixlEngine(load()), settings, metrics)

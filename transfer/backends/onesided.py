@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 
 from kvplane.vocabulary import Generation, Stage
 
@@ -22,7 +23,7 @@ from ..settings import TransferSettings
 from .base import Landing, Offer, Peer, Ticket
 from .onesided_ends import OneSidedLanding, OneSidedPeer
 from .onesided_plan import BadReach, Move, batches, moves, target, write_fault
-from .onesided_session import Engine, Session, Sessions
+from .onesided_session import MakeEngine, Session, Sessions
 from .onesided_slots import Staging
 from .onesided_work import Stop, Workers
 
@@ -36,7 +37,7 @@ class OneSidedBackend:
         self,
         name: str,
         most_batch: int,
-        make_engine: Callable[[], Engine],
+        make_engine: MakeEngine,
         settings: TransferSettings,
         metrics: TransferMetrics,
     ) -> None:
@@ -227,6 +228,9 @@ class OneSidedBackend:
         if peer.where is not None:
             await asyncio.to_thread(peer.session.engine.leave, peer.where, peer.failed)
         peer.session.leave(peer)
+        if peer.session.engine.worn:
+            with suppress(Stalled):  # asked again by the next peer
+                await self._sessions.rotate(peer.session, peer.address)
 
     async def stop(self) -> None:
         """End peers, threads and sessions; bounded."""

@@ -35,6 +35,10 @@ class Engine(Protocol):
     port: int  # 0 where the library tells it in `library`
     library: bytes
 
+    @property
+    def worn(self) -> bool:
+        """It holds too much that only its end gives back."""
+
     def open(self, advertise: str, spans: Sequence[Span]) -> None:
         """Begin, with this memory registered. Raises NotAvailable."""
 
@@ -49,6 +53,9 @@ class Engine(Protocol):
 
     def close(self) -> None:
         """No byte of a peer is applied after this returned."""
+
+
+MakeEngine = Callable[[str], Engine]  # told the address that peers are told
 
 
 class Session:
@@ -102,9 +109,7 @@ class Session:
 class Sessions:
     """The one that takes new landings, and those that wait to be destroyed."""
 
-    def __init__(
-        self, make: Callable[[], Engine], backend: str, settings: TransferSettings
-    ) -> None:
+    def __init__(self, make: MakeEngine, backend: str, settings: TransferSettings) -> None:
         self._make, self._backend, self._settings = make, backend, settings
         self._retired: list[Session] = []
         self._lock = asyncio.Lock()
@@ -117,7 +122,9 @@ class Sessions:
         self.current = await self._new()
 
     async def _new(self) -> Session:
-        engine = await asyncio.to_thread(self._make)  # the first one loads the library
+        engine = await asyncio.to_thread(
+            self._make, self._advertise
+        )  # the first one loads the library
         session = Session(
             engine, self._regions, self._advertise, self._backend, self._settings.slot_bytes
         )
