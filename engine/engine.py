@@ -20,6 +20,7 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry
 
+from kvplane.bootstrap import BootstrapMetrics
 from kvplane.events import AllCleared
 from kvplane.runtime import Clock
 from kvplane.tokens import Tokenizer
@@ -32,12 +33,14 @@ from .body import Reader
 from .both import Both
 from .compute import Compute
 from .decode import Decode
-from .errors import BadRequest, RoomFailed, Stopping
+from .errors import BadRequest, NotReady, RoomFailed, Stopping
 from .evidence import Evidence
 from .facts import server_info
 from .faults import Faults
 from .flow import Flow
+from .following import Following
 from .handing import Handing
+from .leading import Leading
 from .metrics import EngineMetrics
 from .model import Model
 from .network import Network
@@ -73,10 +76,16 @@ class Engine:
         self.faults = Faults(settings.role, clock, self.metrics, settings.rank_names)
         model = Model(settings.model, positions=settings.context_length)
         self.units = [self._unit(rank, model) for rank in range(settings.dp)]
+        meeting = BootstrapMetrics(self.metrics.registry)
+        self._leading: Leading | None = None
+        if settings.nnodes > 1 and settings.nodes.leads:
+            self._leading = Leading(settings, self.generation, clock, meeting)
         self._network = Network(
-            settings, self.units, self.faults, self.evidence.record, clock, self.metrics,
+            settings, self.units, self.faults, self.evidence.record, clock, self.metrics, meeting,
+            self._leading.registered if self._leading else None,
         )  # fmt: skip
-        self._roles(Tokenizer.load("builtin"))
+        self._following: Following | None = None
+        self._roles(Tokenizer.load("builtin"), meeting)
         self._turn = itertools.count()
         self._flows: set[Flow] = set()
         self._rooms: set[Room] = set()
@@ -88,12 +97,17 @@ class Engine:
         voice = Publisher(s.event_form, rank, s.buffer_batches, self._clock, self.metrics)
         return Unit(rank, s, model, self._compute, voice, self.metrics)
 
-    def _roles(self, tokenizer: Tokenizer) -> None:
+    def _roles(self, tokenizer: Tokenizer, meeting: BootstrapMetrics) -> None:
         settings, faults, record = self.settings, self.faults, self.evidence.record
         sequences = Sequences(tokenizer, settings.slice_tokens, self.metrics)
         self._both = Both(sequences, faults)
+        handing = Handing(sequences, settings.room_s)
+        if not settings.nodes.leads:
+            self._following = Following(
+                settings, self.generation, self.units, self._network, handing, self._clock, meeting
+            )
         self._prefill = Prefill(
-            settings, Handing(sequences, settings.room_s), faults, self._network.registered,
+            settings, handing, faults, self._network.registered,
             self._begin, record, self._clock, tokenizer.decode,
         )  # fmt: skip
         self._decode = Decode(settings, sequences, faults, record, self._clock, self.metrics)
@@ -108,9 +122,15 @@ class Engine:
         """Bind, register memory, open rank ports. Raises PortTaken; undoes itself on failure."""
         self._stack.callback(self._compute.stop)
         try:
-            await self._start_events()
+            if self._following is None:
+                await self._start_events()
             self._stack.push_async_callback(self._network.stop)
-            await self._network.start(self.generation)
+            for other in (self._leading, self._following):
+                if other is not None:
+                    self._stack.push_async_callback(other.stop)
+                    await other.start()
+            if self._following is None:
+                await self._network.start(self.generation)
             self._stack.push_async_callback(self._end_flows)
         except BaseException:
             await self._stack.aclose()
@@ -145,6 +165,8 @@ class Engine:
         """Raises BadRequest where this role cannot serve the call, before anything is begun."""
         if self._stopping or not self._started:
             raise Stopping("the engine does not serve now")
+        if self._following is not None:
+            raise NotReady(f"node {self.settings.node_rank} answers no requests: ask node 0")
         for ask in call.asks:
             self._pick(ask)
             if self.settings.role is Role.BOTH:
@@ -177,13 +199,14 @@ class Engine:
 
     def open_rooms(self) -> Sequence[Room]:
         """Rooms at work."""
-        return sorted(self._rooms)
+        elsewhere = self._following.rooms if self._following else set()
+        return sorted(self._rooms | elsewhere)
 
     def not_ready(self) -> str | None:
         """Why requests cannot be served now; None = they can."""
         if self._stopping or not self._started:
             return "not started" if not self._started else "stopping"
-        return self._network.not_ready()
+        return (self._following or self._network).not_ready()
 
     def facts(self) -> dict[str, Any]:
         """/server_info."""
@@ -209,8 +232,8 @@ class Engine:
             self._rooms.discard(ask.room)
 
     def _begin(self, ask: Ask, dp_rank: int, cached_tokens: int) -> Sequence[Gives]:
-        """Nodes elsewhere that compute this prompt too."""
-        return ()
+        """Other nodes that compute this prompt too."""
+        return () if self._leading is None else self._leading.begin(ask, dp_rank, cached_tokens)
 
     def _pick(self, ask: Ask) -> int | None:
         """The dp rank that must serve this; None = any. Told, else by room."""

@@ -51,6 +51,8 @@ def server_info(
             "event_form": settings.event_form,
             "role": settings.role.value,
             "revision": REVISION,
+            "nnodes": settings.nnodes,
+            "node_rank": settings.node_rank,
         },
     }
 

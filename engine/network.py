@@ -16,7 +16,14 @@ from dataclasses import replace
 
 import aiohttp
 
-from kvplane.bootstrap import Address, BootstrapClient, Heartbeat, Resolver, fresh_session
+from kvplane.bootstrap import (
+    Address,
+    BootstrapClient,
+    BootstrapMetrics,
+    Heartbeat,
+    Resolver,
+    fresh_session,
+)
 from kvplane.runtime import Clock, cancel, supervise
 from kvplane.transfer import (
     BACKENDS,
@@ -51,11 +58,12 @@ class Network:
         record: Callable[[StageRecord], None],
         clock: Clock,
         metrics: EngineMetrics,
+        meeting: BootstrapMetrics,
         elsewhere: Callable[[Cell], Registered] | None = None,  # ranks of other nodes
     ) -> None:
         self._settings, self._units, self._elsewhere = settings, units, elsewhere
         self._faults, self._record, self._clock = faults, record, clock
-        self._metrics = metrics
+        self._metrics, self._meeting = metrics, meeting
         self._transfer = TransferSettings(
             checksums=settings.checksums,
             bootstrapping_s=settings.room_s,
@@ -64,6 +72,7 @@ class Network:
         self._transfer_metrics = TransferMetrics(metrics.registry)
         self._layout = layout_of(settings.model)
         self._registrar: Registrar | None = None
+        self.changed = asyncio.Event()  # of what is registered; who waits clears it
         self._stack = AsyncExitStack()
 
     async def start(
@@ -82,7 +91,7 @@ class Network:
         session = aiohttp.ClientSession()
         self._stack.push_async_callback(session.close)
         client = BootstrapClient(session, key=self._settings.bootstrap_key)
-        resolver = Resolver(client, self._clock)
+        resolver = Resolver(client, self._clock, metrics=self._meeting)
         self._stack.push_async_callback(resolver.close)
         for unit in self._units:
             await self._team(unit, resolver)
@@ -93,13 +102,15 @@ class Network:
 
     async def stop(self) -> None:
         """Close it all, last opened first."""
+        self._registrar = None
         await self._stack.aclose()
 
     async def _listen(self, resolver: Resolver) -> None:
         """A decode hears within seconds that a prefill died or was replaced."""
         session = fresh_session()
         self._stack.push_async_callback(session.close)
-        heartbeat = Heartbeat(resolver, BootstrapClient(session), self._clock)
+        client = BootstrapClient(session)
+        heartbeat = Heartbeat(resolver, client, self._clock, metrics=self._meeting)
         resolver.watch(self._gone)
         self._stack.push_async_callback(heartbeat.stop)
         await heartbeat.start()
@@ -186,7 +197,7 @@ class Network:
             )
         self._registrar = Registrar(
             client, ports, self._generation, settings, self._clock, self._metrics,
-            self._elsewhere, http_port,
+            self._elsewhere, http_port, self.changed,
         )  # fmt: skip
         keeping = asyncio.create_task(supervise("register", self._registrar.keep, self._clock))
         self._stack.push_async_callback(cancel, keeping)

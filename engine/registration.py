@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -52,6 +52,7 @@ class Registrar:
         elsewhere: Callable[[Cell], Registered]
         | None = None,  # ranks of other nodes; None = theirs
         http_port: int | None = None,  # of node 0; None = ours
+        changed: asyncio.Event | None = None,  # set when something is known that was not
         try_s: float = TRY_S,
     ) -> None:
         self._client, self._ports, self._settings = client, ports, settings
@@ -61,7 +62,12 @@ class Registrar:
         self._elsewhere = elsewhere
         self._known: dict[Cell, Registered] = {}
         self.ready = asyncio.Event()
-        self.changed = asyncio.Event()  # something is known now that was not; who waits clears it
+        self._changed = changed or asyncio.Event()
+
+    @property
+    def cells(self) -> Sequence[Cell]:
+        """The ranks it registers."""
+        return tuple(self._ports)
 
     def rank(self, cell: Cell) -> Registered:
         """What we know of one rank."""
@@ -117,7 +123,7 @@ class Registrar:
 
     def _tell(self, cell: Cell, known: Registered) -> None:
         self._known[cell] = known
-        self.changed.set()
+        self._changed.set()
 
     def _failed(self, cell: Cell, why: str) -> None:
         address = self._settings.bootstrap_address

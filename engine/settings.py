@@ -10,7 +10,7 @@ from kvplane.vocabulary import Role
 
 from .cells import Sizes
 from .errors import BadSetting
-from .model import PAGE_TOKENS, Size
+from .model import PAGE_TOKENS, REVISION, Size
 from .nodes import Nodes
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -112,6 +112,13 @@ class EngineSettings:
     def nodes(self) -> Nodes:
         """How its ranks are shared out over processes."""
         return Nodes(self.sizes, self.nnodes, self.node_rank)
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """What must be equal on all nodes of a prefill."""
+        names = "model tp pp dp blocks context_length backend checksums"
+        found = {name: str(getattr(self, name)) for name in names.split()}
+        return found | {"revision": str(REVISION)}
 
     @property
     def rank_names(self) -> list[str]:

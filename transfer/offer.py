@@ -100,7 +100,7 @@ class Offers:
         steps = Steps(room, deadline_s, self._record, self._clock, self._by)
         error: BaseException | None = None
         try:
-            await unless(self._deliver(gathering, pages, metadata, steps), gathering.lost)
+            await self._deliver(gathering, pages, metadata, steps)
         except BaseException as caught:
             error = caught
             raise
@@ -113,19 +113,18 @@ class Offers:
         settings, peer = self._settings, gathering.peer
         most_s = settings.most_hold_s
         async with steps.stage(Stage.CONNECT, peer, "its bind", most_s, counts=False) as step:
-            await gathering.full(settings.bootstrapping_s)
+            await unless(gathering.full(settings.bootstrapping_s), gathering.lost)
             step.peer = gathering.peer
         timed = self._metrics.seconds.labels("prefill").time()
         async with steps.stage(Stage.VERIFY, gathering.peer, "the transfer") as step:
             with timed:
-                await all_of(
-                    *(
-                        self._delivery.run(
-                            meeting, pages, metadata, step.part(meeting.peer), steps.left_s
-                        )
-                        for meeting in gathering.meetings.values()
+                work = (
+                    self._delivery.run(
+                        meeting, pages, metadata, step.part(meeting.peer), steps.left_s
                     )
+                    for meeting in gathering.meetings.values()
                 )
+                await unless(all_of(*work), gathering.lost)
 
     def fail(self, room: Room, reason: str) -> None:
         """Tell the decode of this room, waiting or late, that it will never come."""

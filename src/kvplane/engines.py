@@ -62,7 +62,7 @@ def tls(told: Settings) -> Tls | None:
 
 
 class EngineProcess(Composite):
-    """One tiny engine; a prefill gets its own rank directory."""
+    """One tiny engine; a prefill gets its own rank directory, if it is node 0 of its nodes."""
 
     def __init__(self, told: Settings) -> None:
         super().__init__()
@@ -73,13 +73,14 @@ class EngineProcess(Composite):
         told = self._told
         names = (
             "host port advertise_host bootstrap_port events_port replay_port event_form blocks "
-            "block_size model context_length tp pp dp backend checksums faults"
+            "block_size model context_length tp pp dp nnodes node_rank dist_init_addr backend "
+            "checksums faults"
         )
         values = {name: told[name] for name in names.split()} | {"bootstrap_key": told["write_key"]}
         engine = Engine(
             EngineSettings(role=Role(told["role"]), **values), SystemClock(), new_registry()
         )
-        if engine.settings.role is Role.PREFILL:
+        if engine.settings.role is Role.PREFILL and engine.settings.nodes.leads:
             writers = directory_settings(told)
             await self.begin(Directory(told["host"], told["bootstrap_port"], writers))
         await self.begin(engine)

@@ -12,7 +12,7 @@ import pytest
 from kit.wait import until
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from kvplane.bootstrap import Directory, RoomTable, bootstrap_app
+from kvplane.bootstrap import Directory, DirectorySettings, RoomTable, bootstrap_app
 from kvplane.doors import Server
 from kvplane.engine import Engine, EngineSettings
 from kvplane.runtime import SystemClock
@@ -67,18 +67,19 @@ class House:
     def __init__(self) -> None:
         self._floors: tuple[list[Callable[[], Awaitable[None]]], ...] = ([], [], [])
 
-    async def directory(self) -> int:
+    async def directory(self, write_key: str = "") -> int:
         """The port of a real bootstrap server."""
-        app = bootstrap_app(Directory(Generation("d1")), RoomTable(), SystemClock())
+        settings = DirectorySettings(write_key=write_key)
+        app = bootstrap_app(Directory(Generation("d1")), RoomTable(), SystemClock(), settings)
         server = Server(app, "127.0.0.1", 0, "bootstrap")
         await server.start()
         self._floors[1].append(server.stop)
         return server.port
 
-    async def engine(self, role: Role = Role.BOTH, **settings: Any) -> Running:
-        """An engine and its door."""
+    async def engine(self, role: Role = Role.BOTH, ready: bool = True, **settings: Any) -> Running:
+        """An engine and its door, ready to serve."""
         if role is Role.PREFILL and "bootstrap_port" not in settings:
-            settings["bootstrap_port"] = await self.directory()
+            settings["bootstrap_port"] = await self.directory(settings.get("bootstrap_key", ""))
         door = Door()  # it is open before the engine is made, which is told its port
         server = Server(door, "127.0.0.1", 0, role.value)
         await server.start()
@@ -91,7 +92,8 @@ class House:
         url = f"http://127.0.0.1:{engine.settings.port}"
         session = aiohttp.ClientSession(url, timeout=aiohttp.ClientTimeout(total=30))
         self._floors[0].append(session.close)
-        return await Running(engine, session).ready()
+        running = Running(engine, session)
+        return await running.ready() if ready else running
 
     async def close(self) -> None:
         """Clients, doors and directories, engines."""

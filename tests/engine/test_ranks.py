@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from typing import Any
 
 import aiohttp
 import pytest
-from kit.pair import ROOMS, Pair, Start, ask, asked, pair, prompt
+from kit.pair import ROOMS, Pair, Start, alone, ask, asked, pair, prompt
 from kit.wait import until
 
 from kvplane.bootstrap import BootstrapClient
@@ -256,3 +257,49 @@ async def test_a_prefill_that_is_replaced_ends_the_rooms_that_wait_for_it(start:
     assert (status, answer["error"]["room"]) == (502, room)
     assert "replaced by another life" in answer["error"]["message"]
     await two.idle()
+
+
+async def test_pages_and_tokens_are_right_whatever_breaks_in_which_rank(start: Start) -> None:
+    """60 rooms at once and again, every kind of fault in any rank: right tokens or a named end."""
+    two = await pair(start, {"tp": 2}, tp=4, room_s=2.0)
+    chance = random.Random(3)
+    kinds = ["flip-byte", "swap-pages", "foreign-room", "short", "stale-generation", "error",
+             "reset", "delay", "hang"]  # fmt: skip
+    for kind in kinds * 2:
+        stage = "connect" if kind in ("error", "reset") and chance.random() < 0.5 else "verify"
+        rank = f"tp={chance.randrange(4)}"
+        told = {"stage": stage, "kind": kind, "rank": rank, "seconds": 0.05}
+        assert (await two.prefill.post("/fault", **told))[0] == 200
+    asks = [prompt(chance.randrange(20, 120), seed) for seed in range(60)]
+    legs = await asyncio.gather(*(two.post("/generate", **asked(ids, 3)) for ids in asks))
+    failed = [answer["error"] for _, (status, answer) in legs if status != 200]
+    assert 0 < len(failed) <= 18, failed
+    assert all(error["stage"] in ("connect", "verify") for error in failed), failed
+    for ids, (_, (status, answer)) in zip(asks, legs, strict=True):
+        assert status != 200 or answer["output_ids"] == alone(ids, 3)
+    await two.prefill.http.delete("/fault")
+    await two.idle()
+    for ids in asks[:20]:
+        assert await two.tokens(**asked(ids, 3)) == alone(ids, 3)
+    await two.idle()
+
+
+async def test_ranks_register_with_the_key_of_their_directory(start: Start) -> None:
+    two = await pair(start, tp=2, bootstrap_key="s3cret")
+    assert await two.tokens(**ask(20)) == alone(ask(20)["input_ids"], 24)
+    assert "s3cret" not in repr(two.prefill.engine.settings)
+    at = {"bootstrap_port": two.prefill.engine.settings.bootstrap_port}
+    stranger = await start(Role.PREFILL, ready=False, bootstrap_key="guess", **at)
+    await until(lambda: "401" in (stranger.engine.not_ready() or ""))
+    assert await two.tokens(**ask(20)) == alone(ask(20)["input_ids"], 24)
+
+
+async def test_a_backend_is_one_setting_on_both_sides(start: Start) -> None:
+    two = await pair(start, {"tp": 2}, tp=4, backend="fake", room_s=2.0)
+    assert await two.tokens(**ask(100)) == alone(ask(100)["input_ids"], 24)
+    _, info = await two.prefill.get("/server_info")
+    assert info["disaggregation_transfer_backend"] == "fake"
+    other = Pair(two.prefill, await start(Role.DECODE, backend="tcp"))
+    (status, _), (_, answer) = await other.post("/generate", **ask(20))
+    assert status == 502
+    assert "backend fake here, tcp there" in answer["error"]["message"], answer

@@ -7,9 +7,12 @@ import itertools
 import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from kit.wait import until
+from kvplane.engine import blas
+from kvplane.engine.model import PAGE_TOKENS, Model
 from kvplane.vocabulary import Role
 
 Start = Callable[..., Awaitable[Any]]
@@ -28,6 +31,25 @@ def ask(tokens: int, seed: int = 0, new: int = 24) -> dict[str, Any]:
 
 def asked(ids: list[int] | list[list[int]], new: int = 24) -> dict[str, Any]:
     return {"input_ids": ids, "sampling_params": {"max_new_tokens": new, "ignore_eos": True}}
+
+
+@cache
+def _model() -> Model:
+    blas.one_thread()  # as engines do: a sum that is split rounds in another order
+    return Model("tiny")
+
+
+def alone(ids: list[int], new: int) -> list[int]:
+    """What one engine answers, computed here."""
+    model = _model()
+    pages = range(-(-(len(ids) + new) // PAGE_TOKENS))
+    context = model.open(model.pool(len(pages)), pages)
+    model.feed(context, ids)
+    found = []
+    for _ in range(new):
+        found.append(model.answer(context))
+        model.feed(context, found[-1:])
+    return found
 
 
 @dataclass
