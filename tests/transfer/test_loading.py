@@ -22,7 +22,14 @@ SHARED = "libibverbs.so.1: cannot open shared object file: No such file or direc
 @pytest.fixture
 def absent(monkeypatch: pytest.MonkeyPatch) -> Callable[[Exception | None], None]:
     """Every import of a library ends so; None = as if it were not installed."""
-    for name in ("UCX_TLS", "NIXL_LOG_LEVEL", "MC_LOG_LEVEL", *TIMEOUTS):
+    for name in (
+        "UCX_TLS",
+        "NIXL_LOG_LEVEL",
+        "UCX_LOG_LEVEL",
+        "MC_USE_IPV6",
+        "MC_LOG_LEVEL",
+        *TIMEOUTS,
+    ):
         monkeypatch.setenv(name, "")  # so that whatever is set below goes away again
         monkeypatch.delenv(name)
 

@@ -50,7 +50,8 @@ def load() -> Any:
     if wrong:
         text = f"UCX_TLS={tls} lets a peer write by {', '.join(wrong)}, which nothing fences"
         raise NotAvailable("nixl", f"{text}; {SAFE} would be right")
-    os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")
+    os.environ.setdefault("NIXL_LOG_LEVEL", "FATAL")  # what failed is raised
+    os.environ.setdefault("UCX_LOG_LEVEL", "fatal")  # and never a line on our stdout
     for name in MODULES:
         try:
             return importlib.import_module(f"{name}._api")
