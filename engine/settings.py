@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 from kvplane.bootstrap import Address, BootstrapError, advertise, local
-from kvplane.transfer import BACKENDS
+from kvplane.transfer import BACKENDS, why_unavailable
 from kvplane.vocabulary import Role
 
 from .cells import Sizes
@@ -69,6 +69,9 @@ class EngineSettings:
                 raise BadSetting(name, getattr(self, name), want)
         if self.backend not in BACKENDS:
             raise BadSetting("backend", self.backend, f"must be one of {', '.join(BACKENDS)}")
+        why = why_unavailable(BACKENDS[self.backend])
+        if why is not None:
+            raise BadSetting("backend", self.backend, f"not available here: {why}")
         if self.role is Role.PREFILL and not 1 <= self.bootstrap_port <= 65535:
             want = "decodes must know it: 1 to 65535"
             raise BadSetting("bootstrap_port", self.bootstrap_port, want)

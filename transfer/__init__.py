@@ -9,7 +9,7 @@
 Others use these names only.
 """
 
-from .backends import BACKENDS, Backend, must_exit_hard
+from .backends import BACKENDS, Backend, must_exit_hard, why_unavailable
 from .errors import (
     BadMetadata,
     ChecksumMismatch,
@@ -86,4 +86,5 @@ __all__ = [
     "region_of",
     "stale_generation",
     "swap_pages",
+    "why_unavailable",
 ]

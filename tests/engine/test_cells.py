@@ -81,6 +81,7 @@ def test_who_is_missing_is_said_by_name_and_bounded() -> None:
         ({"pp": 3}, "pp = 3: must divide the 2 layers of this model: 1, 2"),
         ({"dp": 0}, "dp = 0: must be 1 or more"),
         ({"backend": "pigeon"}, "backend = 'pigeon': must be one of tcp, fake"),
+        ({"backend": "mori"}, "backend = 'mori': not available here: it needs AMD GPUs"),
     ],
 )
 def test_a_size_that_does_not_fit_is_refused_by_name(told: dict[str, Any], sentence: str) -> None:

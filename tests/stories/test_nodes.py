@@ -1,9 +1,11 @@
-"""Nodes: a prefill in two processes; one is killed, named, and comes back while the other stays."""
+"""Nodes: a prefill in two processes; one is killed, stopped, named, and back; the other stays."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import random
+import signal
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,6 +71,12 @@ async def test_a_killed_node_is_named_and_its_return_needs_nobody_else() -> None
         async with together([again]):
             await until(lambda: served(running), timeout_s=30, what="the pair serves again")
             await same_tokens(running, 2)
+            assert again.pid is not None
+            os.kill(again.pid, signal.SIGSTOP)
+            await until(lambda: sick(running), what="a stopped node is noticed, too")
+            os.kill(again.pid, signal.SIGCONT)
+            await until(lambda: served(running), timeout_s=30, what="awake, it serves again")
+            await same_tokens(running, 3)
             assert await generation(running) == life  # node 0 was never restarted
 
 
@@ -90,8 +98,11 @@ async def killed_in_the_middle(running: Plane) -> dict[str, Any]:
 
 
 async def sick(running: Plane) -> bool:
+    """Node 0 names the node in its health, and the gateway shows it."""
     status, said = await health(running, "node0")
-    return status == 503 and f"{NODE} is gone" in said
+    workers = (await running.get("/workers"))["workers"]
+    shown = [one["reason"] for one in workers if one["pod"] == running.engines["node0"].pod]
+    return status == 503 and all(f"{NODE} is gone" in text for text in (said, *shown))
 
 
 async def served(running: Plane) -> bool:
