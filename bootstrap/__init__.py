@@ -21,20 +21,28 @@ from .errors import (
     Inconsistent,
     LateLife,
     NewLife,
+    NodeFailed,
+    NodeLost,
+    NodeSilent,
+    NodesMissing,
     NoDirectory,
     NotRegistered,
     NotRoutable,
+    NotWelcome,
     RankUnknown,
     Refused,
     Silent,
 )
+from .follower import Node
 from .heartbeat import Heartbeat
 from .instances import Listener, Resolved
 from .metrics import BootstrapMetrics
 from .registration import Facts, Place, Registration
+from .rendezvous import Leader
 from .resolver import Resolver
 from .rooms import RoomTable, mint
-from .settings import ClientSettings, DirectorySettings, ResolverSettings
+from .roster import Announced, Member, NodeState
+from .settings import ClientSettings, DirectorySettings, RendezvousSettings, ResolverSettings
 from .standing import AddressState
 from .sweeper import RoomSweeper
 from .topology import Targets, Topology, Unreachable, compatible, targets
@@ -42,6 +50,7 @@ from .topology import Targets, Topology, Unreachable, compatible, targets
 __all__ = [
     "Address",
     "AddressState",
+    "Announced",
     "BadAddress",
     "BadAnswer",
     "BadInput",
@@ -57,15 +66,25 @@ __all__ = [
     "Heartbeat",
     "Inconsistent",
     "LateLife",
+    "Leader",
     "Listener",
+    "Member",
     "NewLife",
     "NoDirectory",
+    "Node",
+    "NodeFailed",
+    "NodeLost",
+    "NodeSilent",
+    "NodeState",
+    "NodesMissing",
     "NotRegistered",
     "NotRoutable",
+    "NotWelcome",
     "Place",
     "RankUnknown",
     "Refused",
     "Registration",
+    "RendezvousSettings",
     "Resolved",
     "Resolver",
     "ResolverSettings",

@@ -175,3 +175,46 @@ class NewLife(BootstrapError):
         if self.received is None and self.expected is None:  # SGLang's own server tells none
             return f"instance at {self.address} was replaced: it tells another table"
         return f"instance at {self.address} is now {self.received}, was {self.expected}"
+
+
+@dataclass(eq=False)
+class NotWelcome(BootstrapError):
+    """Node 0 refused a node, for a reason that dialling again does not change."""
+
+    leader: str
+    reason: str
+    stage: Stage = Stage.REGISTER
+
+    def __str__(self) -> str:
+        return f"node 0 at {self.leader} refused: {self.reason}"
+
+
+@dataclass(eq=False)
+class NodesMissing(BootstrapError):
+    """An instance is not complete; the sentence names who is late or lost."""
+
+    text: str
+    stage: Stage = Stage.REGISTER
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(eq=False)
+class NodeLost(BootstrapError):
+    """The node that was asked is not there, or went away before it answered."""
+
+    node: str
+    why: str
+    stage: Stage = Stage.REGISTER
+
+    def __str__(self) -> str:
+        return f"{self.node}: {self.why}"
+
+
+class NodeFailed(NodeLost):
+    """The node that was asked could not do it; it is there."""
+
+
+class NodeSilent(NodeLost):
+    """The node that was asked is there and did not answer in time."""

@@ -62,6 +62,15 @@ class BootstrapMetrics:
         self.beats = counter(
             "beats_total", "Heartbeats of addresses in use, by how they ended.", "outcome"
         )
+        self.strangers = counter(
+            "strangers_total", "Connections to the init address that were refused.", "reason"
+        )
+        self.nodes = counter(
+            "nodes_total", "Nodes of this instance that joined, restarted or were lost.", "change"
+        )
+        self.asks = counter(
+            "asks_total", "Questions to other nodes of this instance, by how they ended.", "outcome"
+        )
         self._registry = registry
         self._answered: dict[tuple[str, int], Counter] = {}  # routes x statuses, both closed sets
 

@@ -64,3 +64,18 @@ class ClientSettings:
     most_wait_s: float = 5.0  # the wait doubles up to this
     tls: bool = False  # https; whom to trust is the session's affair
     register_s: float = 120.0  # all tries together; a node may come up much later than its ranks
+
+
+@dataclass(frozen=True, slots=True)
+class RendezvousSettings:
+    """The nodes of one instance that meet at node 0."""
+
+    beat_s: float = 1.0  # between two signs of life on a link
+    silent_s: float = 5.0  # a link without any sign for this long is over
+    hello_s: float = 5.0  # from a connection to its welcome
+    first_wait_s: float = 0.1  # before node 0 is dialled again
+    most_wait_s: float = 2.0  # the wait doubles up to this
+    ask_s: float = 60.0  # for an answer, where the caller gives no deadline
+    most_asks: int = 1024  # unanswered per node
+    most_bytes: int = 16 * 1024 * 1024  # of one question or answer
+    most_strangers: int = 64  # connections that have not joined yet
