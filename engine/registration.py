@@ -107,34 +107,34 @@ class Registrar:
 
     async def _all(self) -> bool:
         """One round: who is not there is entered. A rank that cannot be keeps no other one out."""
-        failed = False
-        for cell in self._ports:
-            try:
-                if not await self._is_there(cell):
-                    await self._register(cell)
-            except (BootstrapError, OSError, TimeoutError) as error:
-                failed = True
-                self._failed(cell, str(error) or type(error).__name__)
-        if failed:
+        wrong = [why for why in await asyncio.gather(*map(self._enter, self._ports)) if why]
+        if wrong:
             self._metrics.registrations.labels("failed").inc()
+            log.warning("registration failed ranks=%d error=%s action=again", len(wrong), wrong[0])
             return False
         self.ready.set()
         return True
+
+    async def _enter(self, cell: Cell) -> str | None:
+        """See to one rank; why it is not there, None = it is."""
+        try:
+            if not await self._is_there(cell):
+                await self._register(cell)
+        except (BootstrapError, OSError, TimeoutError) as error:
+            return self._failed(cell, str(error) or type(error).__name__)
+        return None
 
     def _tell(self, cell: Cell, known: Registered) -> None:
         self._known[cell] = known
         self._changed.set()
 
-    def _failed(self, cell: Cell, why: str) -> None:
-        address = self._settings.bootstrap_address
+    def _failed(self, cell: Cell, why: str) -> str:
         known = self._known.get(cell)
         if known is None or not known.ok:
-            detail = f"{self._name(cell)} is not registered at {address} yet: {why}"
+            at = self._settings.bootstrap_address
+            detail = f"{self._name(cell)} is not registered at {at} yet: {why}"
             self._tell(cell, Registered(False, 0.0, detail))
-        log.warning(
-            "registration failed rank=%r at=%s error=%s action=again",
-            self._name(cell), address, why,
-        )  # fmt: skip
+        return f"{self._name(cell)}: {why}"
 
     async def _is_there(self, cell: Cell) -> bool:
         """Only who was registered asks: before, no answer is the normal one."""
