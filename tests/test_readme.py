@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import re
+import shlex
 import shutil
 import sys
 import tomllib
@@ -18,17 +19,20 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
-from kit.plane import EngineSeat, Plane, plane
+from kit.plane import EngineSeat, Plane, plane, together
+from kit.ports import free_port
 from kit.wait import until
 
+from kvplane.children import Child
 from kvplane.options import COMMANDS
 from kvplane.settings import parser, resolve
 from kvplane.vocabulary import Role
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-LATER = ("dashboard", "doctor", "picker", "test-transfer", "bench-replay")  # other issues' promises
+LATER = ("dashboard", "doctor", "picker", "bench-replay")  # other issues' promises
 
 
 def blocks(language: str) -> list[str]:
@@ -42,7 +46,8 @@ def examples(word: str) -> list[str]:
 
 def test_every_shell_block_is_run_or_looked_at_by_a_test_of_this_file() -> None:
     for block in blocks("sh"):
-        assert re.search("^make |127.0.0.1:8000/|kvplane (rank|tail)", block, re.M), block
+        known = "^make |127.0.0.1:8000/|kvplane (rank|tail)|kvplane engine .*--tp"
+        assert re.search(known, block, re.M), block
 
 
 def test_every_make_target_it_names_exists() -> None:
@@ -147,3 +152,70 @@ async def test_its_examples_run_as_written_and_show_what_it_says() -> None:
 
         await until(heard, timeout_s=30, what="tail to print a change")
         assert json.loads(line.result())["changes"]
+
+
+class Ports:
+    """The numbers of README.md on this machine: each another free port, always the same."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, str] = {}
+
+    def here(self, text: str) -> str:
+        def free(number: re.Match[str]) -> str:
+            return self._found.setdefault(number[0], str(free_port()))
+
+        return re.sub(r"(?<![0-9.])[0-9]{4,5}(?![0-9.])", free, text)
+
+
+@contextlib.asynccontextmanager
+async def processes(block: str, ports: Ports) -> AsyncIterator[list[Child]]:
+    """The commands of a block that ends each with &, side by side."""
+    whole = block.replace("\\\n", " ")
+    children = []
+    for line in re.findall(r"^kvplane (.*) &", whole, re.M):
+        defaults = {"--port": "30000", "--events-port": "5557", "--replay-port": "5657",
+                    "--bootstrap-port": "8998"}  # fmt: skip
+        if not line.startswith("engine"):
+            defaults = {"--port": "8000"}
+        line += "".join(f" {flag} {port}" for flag, port in defaults.items() if flag not in line)
+        words = shlex.split(ports.here(line))
+        children.append(Child(words[0], words, None))
+    async with together(children):
+        yield children
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not on PATH")
+async def test_its_engines_of_several_ranks_register_and_answer() -> None:
+    (block,) = examples("--tp 2")
+    ports = Ports()
+    curl = re.search(r"(http://127.0.0.1:8998\S+)", block)
+    assert curl
+    async with processes(block, ports), aiohttp.ClientSession() as session:
+        body = {"model": "tiny", "prompt": "cut in four, met by two", "max_tokens": 8}
+        url = ports.here("http://127.0.0.1:8000/v1/completions")
+
+        async def answered() -> bool:
+            with contextlib.suppress(aiohttp.ClientError):
+                async with session.post(url, json=body) as answer:
+                    return answer.status == 200
+            return False
+
+        await until(answered, timeout_s=60, what="an answer of 4 ranks over 2")
+        async with session.get(ports.here(curl[1])) as answer:
+            assert (await answer.json())["summary"] == "register: 4 of 4"
+
+
+async def test_its_two_nodes_are_one_prefill() -> None:
+    (block,) = examples("--nnodes")
+    ports = Ports()
+    async with processes(block, ports), aiohttp.ClientSession() as session:
+
+        async def healthy() -> bool:
+            with contextlib.suppress(aiohttp.ClientError):
+                async with session.get(ports.here("http://127.0.0.1:30000/health")) as answer:
+                    return answer.status == 200
+            return False
+
+        await until(healthy, timeout_s=60, what="both nodes to be there")
+        async with session.get(ports.here("http://127.0.0.1:8998/ranks")) as answer:
+            assert (await answer.json())["summary"] == "register: 4 of 4"
