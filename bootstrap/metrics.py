@@ -28,51 +28,57 @@ class BootstrapMetrics:
     """All counters of bootstrap/; one set per process."""
 
     def __init__(self, registry: CollectorRegistry) -> None:
-        def counter(name: str, text: str, *labels: str) -> Counter:
-            return Counter(f"kvplane_bootstrap_{name}", text, labels, registry=registry)
-
-        self.requests = counter(
-            "requests_total", "Requests to the directory, by route and status.", "route", "status"
-        )
-        self.refused = counter("refused_total", "Requests that were refused, by reason.", "reason")
-        self.lives = counter("lives_total", "Instances that came back: a new generation began.")
-        self.takeovers = counter(
+        self._registry = registry
+        self._answered: dict[tuple[str, int], Counter] = {}  # routes x statuses, both closed sets
+        count = self._counter
+        self.requests = count("requests_total", "Requests to the directory.", "route", "status")
+        self.refused = count("refused_total", "Requests that were refused, by reason.", "reason")
+        self.lives = count("lives_total", "Instances that came back: a new generation began.")
+        self.takeovers = count(
             "takeovers_total", "Ranks that registered again under another address."
         )
-        self.differing = counter(
+        self.differing = count(
             "differing_total", "Registrations whose sizes or facts are not the instance's."
         )
-        self.polls = counter(
+        self.polls = count(
             "polls_total", "Questions that would wait for rooms, by how they ended.", "outcome"
         )
-        self.resolutions = counter(
-            "resolutions_total", "Answers of other directories, by stage and outcome.",
-            "stage", "outcome",
-        )  # fmt: skip
+        self._of_asking()
+        self._of_meeting()
+
+    def _of_asking(self) -> None:
+        count = self._counter
+        self.resolutions = count(
+            "resolutions_total", "Answers of other directories.", "stage", "outcome"
+        )
         self.resolve_s = Histogram(
             "kvplane_bootstrap_resolve_seconds",
             "Time until another directory answered, by stage.",
             ("stage",),
-            registry=registry,
+            registry=self._registry,
             buckets=GRAIN_S,
         )
-        self.gone = counter(
+        self.gone = count(
             "gone_total", "Lives of other directories that were over, by what told it.", "why"
         )
-        self.beats = counter(
+        self.beats = count(
             "beats_total", "Heartbeats of addresses in use, by how they ended.", "outcome"
         )
-        self.strangers = counter(
+
+    def _of_meeting(self) -> None:
+        count = self._counter
+        self.strangers = count(
             "strangers_total", "Connections to the init address that were refused.", "reason"
         )
-        self.nodes = counter(
+        self.nodes = count(
             "nodes_total", "Nodes of this instance that joined, restarted or were lost.", "change"
         )
-        self.asks = counter(
+        self.asks = count(
             "asks_total", "Questions to other nodes of this instance, by how they ended.", "outcome"
         )
-        self._registry = registry
-        self._answered: dict[tuple[str, int], Counter] = {}  # routes x statuses, both closed sets
+
+    def _counter(self, name: str, text: str, *labels: str) -> Counter:
+        return Counter(f"kvplane_bootstrap_{name}", text, labels, registry=self._registry)
 
     def answered(self, route: str, status: int) -> None:
         """One more request; finding a labelled counter anew costs more than counting."""
