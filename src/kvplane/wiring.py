@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
+import os
 import signal
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -42,7 +44,22 @@ def run(told: Settings) -> int:
     import uvloop
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        return runner.run(_guarded(told))
+        code = runner.run(_guarded(told))
+    _end_hard(code)
+    return code
+
+
+def _end_hard(code: int) -> None:
+    """Where a library (NIXL) would crash an interpreter that exits; all is stopped by now."""
+    if "kvplane.transfer" not in sys.modules:
+        return
+    from kvplane.transfer import must_exit_hard
+
+    if must_exit_hard():
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(code)
 
 
 def _complain(line: str) -> None:
