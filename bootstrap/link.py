@@ -42,7 +42,9 @@ class Link:
         settings: RendezvousSettings,
         handler: Handler | None = None,
         metrics: BootstrapMetrics | None = None,
+        ended: Callable[[str], None] | None = None,
     ) -> None:
+        self._ended = ended  # told why, before those who wait for answers are
         self._wire, self.peer, self._clock, self._settings = wire, peer, clock, settings
         self._handler, self._metrics = handler, metrics
         self._ids = itertools.count(1)
@@ -71,6 +73,8 @@ class Link:
         self.why = why
         self._over.set()
         self._wire.close(last)
+        if self._ended is not None:
+            self._ended(why)
         for future in self._asked.values():
             if not future.done():
                 future.set_exception(NodeLost(self.peer, why))

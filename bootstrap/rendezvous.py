@@ -208,19 +208,21 @@ class Leader:
     async def _keep(self, wire: Wire, hello: Hello) -> None:
         """The life of a link."""
         rank = hello.node_rank
-        link = Link(wire, self._name(rank), self._clock, self._settings, None, self._metrics)
+
+        def ended(why: str) -> None:
+            if self._links.get(rank) is link:
+                del self._links[rank]
+                self._roster.lost(rank, why, self._clock.now())
+                self._tell(rank, LOST, before)
+
+        name, settings = self._name(rank), self._settings
+        link = Link(wire, name, self._clock, settings, None, self._metrics, ended)
         before = self._roster.joined(hello, wire.peer, self._clock.now())
         self._fence(rank, before, hello.generation)
         self._links[rank] = link
         restarted = before.generation not in (None, hello.generation)
-        self._tell(rank, "restarted" if restarted else "joined", before)
-        try:
-            await link.run()
-        finally:
-            if self._links.get(rank) is link:
-                del self._links[rank]
-                self._roster.lost(rank, link.why, self._clock.now())
-                self._tell(rank, LOST, before)
+        self._tell(rank, "restarted" if restarted else JOINED, before)
+        await link.run()
 
     def _fence(self, rank: int, before: NodeState, life: str) -> None:
         """End the link that the same node had."""

@@ -13,6 +13,7 @@ import pytest
 import trustme
 from kit.directory import rank, serving
 from kit.peer import Call, answer, peer, replies
+from kit.ports import has_ipv6
 
 from kvplane.bootstrap import (
     BadInput,
@@ -105,6 +106,27 @@ async def test_ranks_that_are_missing_are_named(session: aiohttp.ClientSession) 
     async with peer(replies(answer(b"(3 workers registered).", 503, more))) as other:
         with pytest.raises(NotRegistered, match=r"\(3 workers registered\)\. Missing tp=2\."):
             await BootstrapClient(session).topology(other.url)
+
+
+@pytest.mark.parametrize("form", ["[::1]:{}", "http://[::1]:{}", "localhost:{}", "127.0.0.1:{}"])
+async def test_every_way_to_write_an_address_leads_there(
+    session: aiohttp.ClientSession, form: str
+) -> None:
+    """FR-BS-04: literals of both families, a URL and a name."""
+    if "::" in form and not has_ipv6():
+        pytest.skip("[::1] cannot be listened on here")
+    hosts: list[bytes] = []
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        hosts.append(await reader.readuntil(b"\r\n\r\n"))
+        writer.write(answer(b"OK"))
+        writer.close()
+
+    listen = "::1" if "::" in form else "127.0.0.1"
+    async with await asyncio.start_server(serve, listen, 0) as server:
+        address = form.format(server.sockets[0].getsockname()[1])
+        assert await BootstrapClient(session).health(address) is None
+    assert address.removeprefix("http://").encode() in hosts[0]  # the Host header, in brackets
 
 
 @asynccontextmanager
