@@ -14,8 +14,6 @@ from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 
-import aiohttp
-
 from kvplane.bootstrap import (
     Address,
     BootstrapClient,
@@ -88,7 +86,7 @@ class Network:
         if self._settings.role is Role.BOTH:
             return
         self._generation = generation
-        session = aiohttp.ClientSession()
+        session = fresh_session()
         self._stack.push_async_callback(session.close)
         client = BootstrapClient(session, key=self._settings.bootstrap_key)
         resolver = Resolver(client, self._clock, metrics=self._meeting)
