@@ -221,7 +221,9 @@ class _Fixed:
     async def endpoint(self, *where: Any, expected: Any = None) -> Any:
         return self._endpoint
 
-    async def dp_ranks(self, address: str, rooms: Sequence[Room]) -> dict[Room, int]:
+    async def dp_ranks(
+        self, address: str, rooms: Sequence[Room], wait_s: float = 0
+    ) -> dict[Room, int]:
         return {}
 
     def forget(self, address: str) -> None:

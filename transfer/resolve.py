@@ -22,6 +22,8 @@ from .metadata import Layout
 from .shards import Grid, owned, shared
 from .waiting import Steps, all_of
 
+ANSWER_S = 0.2  # of a room's time is left for the answer to a question that waited
+
 
 class Endpoint(Protocol):
     """Where one rank listens; kvplane.bootstrap.Endpoint is one."""
@@ -56,7 +58,9 @@ class Resolver(Protocol):
         pp: int,
         expected: Generation | None = None,
     ) -> Endpoint: ...
-    async def dp_ranks(self, address: str, rooms: Sequence[Room]) -> Mapping[Room, int]: ...
+    async def dp_ranks(
+        self, address: str, rooms: Sequence[Room], wait_s: float = 0.0
+    ) -> Mapping[Room, int]: ...
     def forget(self, address: str) -> None: ...
 
 
@@ -120,7 +124,8 @@ async def resolve(
         plan = _plan(address, topology, shape, rank)
     async with steps.stage(Stage.RESOLVE_RANK, address, "its rank") as step:
         try:
-            dp = await _dp_rank(resolver, topology, triple, dp_rank)
+            wait_s = max(0.0, steps.left_s() - ANSWER_S)
+            dp = await _dp_rank(resolver, topology, triple, dp_rank, wait_s)
             step.waiting_for = f"dp rank {dp}"
             life = known.generation  # a restart between the two questions is said by name
             found = await all_of(
@@ -137,8 +142,13 @@ async def _found(asked: Awaitable[Endpoint]) -> Endpoint:
 
 
 async def _dp_rank(
-    resolver: Resolver, topology: Topology, triple: BootstrapTriple, given: int | None
+    resolver: Resolver,
+    topology: Topology,
+    triple: BootstrapTriple,
+    given: int | None,
+    wait_s: float,
 ) -> int:
+    """As the drawing above; a room that is told late is waited for."""
     size = topology.shape.dp
     if given is not None:
         if not 0 <= given < size:
@@ -149,9 +159,9 @@ async def _dp_rank(
         return 0
     if topology.follow_bootstrap_room:
         return triple.room % size
-    known = await resolver.dp_ranks(triple.address, [triple.room])
+    known = await resolver.dp_ranks(triple.address, [triple.room], wait_s)
     if triple.room not in known:
-        reason = f"dp rank of room {triple.room} is not known"
+        reason = f"dp rank of room {triple.room} is not known, {wait_s:.1f} s were waited"
         raise Unresolved(triple.address, reason, Stage.RESOLVE_RANK)
     return known[triple.room]
 

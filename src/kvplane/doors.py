@@ -46,7 +46,7 @@ class _Uvicorn(uvicorn.Server):
 
 def bind(host: str, port: int, name: str = "") -> socket.socket:
     """A listening socket; port 0 takes any free one. Raises PortTaken naming who, host and port."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    family = _family(host, port)
     # Named as TCP, so that the loop switches off Nagle: else an answer waits 40 ms for an ACK.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
@@ -59,6 +59,18 @@ def bind(host: str, port: int, name: str = "") -> socket.socket:
         who, why = f"{name} " if name else "", error.strerror or str(error)
         raise PortTaken(f"{who}cannot listen on {host}:{port}: {why}") from error
     return listener
+
+
+def _family(host: str, port: int) -> socket.AddressFamily:
+    """Of a literal as it stands, of a name what it stands for: it may have IPv6 only."""
+    try:
+        found = socket.getaddrinfo(
+            host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )
+    except OSError:
+        return socket.AF_INET  # bind says what is wrong with it
+    families = [family for family, *_ in found]
+    return socket.AF_INET if socket.AF_INET in families else socket.AF_INET6
 
 
 class Server:

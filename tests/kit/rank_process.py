@@ -64,7 +64,7 @@ class OneRank:
     async def endpoint(self, *place: Any, **expected: Any) -> Endpoint:
         return self.endpoint_
 
-    async def dp_ranks(self, address: str, rooms: Any) -> dict[Room, int]:
+    async def dp_ranks(self, address: str, rooms: Any, wait_s: float = 0) -> dict[Room, int]:
         return {}
 
     def forget(self, address: str) -> None:

@@ -81,7 +81,10 @@ class FakeResolver:
             raise LookupError(f"dp rank {dp} is not registered")
         return self.endpoints[dp]
 
-    async def dp_ranks(self, address: str, rooms: Sequence[Room]) -> Mapping[Room, int]:
+    async def dp_ranks(
+        self, address: str, rooms: Sequence[Room], wait_s: float = 0.0
+    ) -> Mapping[Room, int]:
+        self.waited_s = wait_s
         return {room: self.rooms[room] for room in rooms if room in self.rooms}
 
     def forget(self, address: str) -> None:
