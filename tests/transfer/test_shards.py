@@ -212,6 +212,22 @@ async def test_one_wrong_bit_in_one_part_fails_the_room_for_all(grids, prefill, 
     await rig.idle()
 
 
+async def test_one_shard_in_the_place_of_another_is_refused(grids) -> None:
+    """FR-TR-03: tp shard 1 twice. The directory leads to rank 1 where rank 0 was asked for."""
+    rig = await grids((2, 1), (1, 1))
+    before = rig.decode.page(5)
+    rig.resolver.ranks[0, 0] = rig.resolver.ranks[1, 0]
+    sent = asyncio.ensure_future(rig.deliver((1, 0), [3]))
+    with pytest.raises(LayoutMismatch, match=r"region l0\.k0 missing here") as caught:
+        await rig.pull((0, 0), [5])
+    assert caught.value.part == "prefill tp=0"
+    with pytest.raises(TransferError):
+        rig.offers[1, 0].fail(Room(71), "test over")
+        await sent
+    assert rig.decode.page(5) == before and rig.released == [(5,)]
+    await rig.idle()
+
+
 async def test_a_prefill_rank_that_never_delivers_is_named(grids) -> None:
     """FR-TR-04 (d): completion of 3 of 4 shards."""
     rig = await grids((4, 1), (1, 1))
