@@ -10,7 +10,7 @@ import pytest
 from kit.wait import until
 from prometheus_client import CollectorRegistry, generate_latest
 
-from kvplane.connections import MOST_BYTES, Connection, RefusedHeads
+from kvplane.connections import MOST_AHEAD, MOST_BYTES, Connection, RefusedHeads
 from kvplane.doors import Server
 
 HEAD = b"GET / HTTP/1.1\r\nhost: a\r\n"
@@ -103,6 +103,36 @@ async def test_a_stream_arrives_whole_and_a_client_that_does_not_read_holds_it_u
     whole = await reader.readuntil(b"\r\n0\r\n\r\n")
     assert whole.count(b"x") == 200_000
     writer.close()
+
+
+async def test_too_many_requests_sent_ahead_end_their_connection(port: int) -> None:
+    before = Connection.refused
+    told = await answer(port, (HEAD + b"\r\n") * (MOST_AHEAD + 50))
+    assert told == b"reset" or b"at most 256 requests" in told, told[-200:]
+    assert Connection.refused == before + 1
+
+
+async def test_no_more_is_read_until_what_was_sent_ahead_is_answered() -> None:
+    allowed, asked = asyncio.Semaphore(0), 0
+
+    async def slow(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        nonlocal asked
+        asked += 1
+        await allowed.acquire()
+        await app(scope, receive, send)
+
+    server = Server(slow, "127.0.0.1", 0, "test")
+    await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write((HEAD + b"\r\n") * 200)
+    await until(lambda: asked == 1)
+    writer.write((HEAD + b"\r\n") * 200)
+    async with asyncio.timeout(10):
+        for _ in range(400):  # together more than are allowed
+            allowed.release()
+            assert (await reader.readuntil(b"0\r\n\r\n")).startswith(b"HTTP/1.1 200")
+    writer.close()
+    await server.stop()
 
 
 async def test_head_and_body_leave_in_one_write(port: int) -> None:

@@ -40,6 +40,15 @@ async def test_each_path_reaches_its_app_and_the_longest_prefix_wins() -> None:
         await server.stop()
 
 
+@pytest.mark.parametrize("trusted", ["*", "127.0.0.0/8,::/0"])
+def test_whose_word_about_a_client_counts_is_not_for_the_environment(
+    monkeypatch: pytest.MonkeyPatch, trusted: str
+) -> None:
+    monkeypatch.setenv("FORWARDED_ALLOW_IPS", trusted)
+    believed = Server(telling("any"), "127.0.0.1", 0, "test")._server.config.forwarded_allow_ips
+    assert believed == ["127.0.0.1", "::1"]
+
+
 async def test_metrics_are_prometheus_text_and_take_no_writes() -> None:
     registry = CollectorRegistry()
     Counter("kvplane_test_things", "Things.", registry=registry).inc()

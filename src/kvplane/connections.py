@@ -23,6 +23,7 @@ MOST_BYTES = (
     64 * 1024
 )  # without a byte of a body: head, chunk lines or trailers; others take 8-64 K
 HEAD_S = 10.0  # for a head to arrive whole, counted from its first byte or from the connection
+MOST_AHEAD = 256  # requests sent before the answer to an earlier one; real clients send none
 JOINED = 16 * 1024  # bytes that wait for more at most; then they leave at once
 
 
@@ -53,6 +54,9 @@ class Connection(HttpToolsProtocol):
         super().data_received(data)
         if self._quiet > MOST_BYTES and not self.transport.is_closing():
             self._refuse()
+        if len(self.pipeline) > MOST_AHEAD:
+            self.pipeline.clear()
+            self._refuse(f"at most {MOST_AHEAD} requests may be sent before an answer")
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
@@ -71,18 +75,24 @@ class Connection(HttpToolsProtocol):
         self._quiet = 0
         super().on_message_complete()
 
+    def on_response_complete(self) -> None:
+        """uvicorn reads on here: 10 MB of requests sent ahead would hold 400 MB."""
+        super().on_response_complete()
+        if self.pipeline:
+            self.flow.pause_reading()
+
     def send_400_response(self, msg: str) -> None:
         Connection.refused += 1
         super().send_400_response(msg)
 
-    def _refuse(self) -> None:
+    def _refuse(self, why: str = "") -> None:
         if self.transport.is_closing():
             return
-        if self._quiet == 0:  # opened and never used, as some clients do ahead of time
+        if self._quiet == 0 and not why:  # opened and never used, as some clients do ahead of time
             self.transport.close()
             return
         said = f"head: must arrive whole within {self.head_s:g} s and {MOST_BYTES >> 10} KiB"
-        self.send_400_response(said)
+        self.send_400_response(why or said)
 
     def _in_time(self) -> None:
         if self._late is not None:

@@ -29,6 +29,9 @@ log = logging.getLogger(__name__)
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 GRACE_S = 3.0  # open connections may end by themselves this long, then they are cut
+# Whose X-Forwarded-For is believed. Said here, for else an environment variable of uvicorn's says
+# it, and `*` in it would let anybody call himself 127.0.0.1, who may write.
+PROXIES = ("127.0.0.1", "::1")
 BACKLOG = 2048  # connections the kernel keeps for us while the loop is busy
 
 
@@ -86,6 +89,7 @@ class Server:
             log_config=None,
             access_log=False,
             server_header=False,
+            forwarded_allow_ips=list(PROXIES),
             timeout_keep_alive=75,  # longer than any client of ours keeps an idle connection
             timeout_graceful_shutdown=int(GRACE_S),
             **(tls.options() if tls else {}),

@@ -343,6 +343,42 @@ async def test_silent_connections_are_closed_and_do_not_keep_real_ones_out(make_
     await rig.recovers()
 
 
+class Gate:
+    """Around a selector: closed, it tells nothing; open, who asked for the listener comes first."""
+
+    def __init__(self, inner) -> None:
+        self._inner, self.open, self.reached = inner, threading.Event(), threading.Event()
+        self.open.set()
+
+    def select(self, timeout=None):
+        if not self.open.is_set():
+            self.reached.set()
+            self.open.wait(5)
+        return sorted(self._inner.select(timeout), key=lambda found: found[0].data is not None)
+
+    def __getattr__(self, name):
+        return getattr(self._inner, name)
+
+
+async def test_who_is_given_up_for_a_newcomer_may_speak_at_that_moment(make_rig) -> None:
+    rig = await make_rig(decode_settings={"most_handshakes": 1})
+    receiver, port = rig.backends[1]._receiver, rig.backends[1].offer().port
+    gate = receiver._selector = Gate(receiver._selector)
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    await until(lambda: receiver.counts()["received"] == 1)
+    gate.open.clear()
+    receiver._nudge()
+    await until(gate.reached.is_set)
+    newcomer = (await asyncio.open_connection("127.0.0.1", port))[1]
+    writer.write(b"K")  # both are ready when the receiver looks
+    gate.open.set()
+    with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
+        await asyncio.wait_for(reader.readexactly(1), 3)
+    for each in (writer, newcomer):
+        each.close()
+    await rig.recovers()
+
+
 @pytest.fixture
 def living() -> Iterator[asyncio.AbstractEventLoop]:
     """A loop in a thread, so that Hypothesis can throw bytes at one living rig."""

@@ -136,7 +136,7 @@ class Receiver:
                     self._accept()
                 elif key.fileobj is self._woken:
                     self._woken.recv(4096)
-                else:
+                elif key.data.sock in self._waiting:  # else given up earlier in this very round
                     self._read_head(key.data)
             while self._parked:
                 self._watch(self._parked.popleft())
