@@ -182,8 +182,8 @@ class BootstrapApp:
         text = answers.accepted_text(new, done, self._directory, now)
         if done.replaced is not None or done.differing:
             log.warning("rank registered differing=%s %s", "; ".join(done.differing) or "-", text)
-        else:
-            log.info("rank registered %s", text)
+        else:  # ranks say it every few seconds while another one is missing
+            log.log(logging.DEBUG if done.again else logging.INFO, "rank registered %s", text)
         if self._metrics is not None:
             self._metrics.lives.inc(done.new_life)
             self._metrics.takeovers.inc(done.replaced is not None)

@@ -74,6 +74,7 @@ class Accepted:
     new_life: bool = False
     replaced: Address | None = None  # who was in the same place under another address
     differing: tuple[str, ...] = ()  # facts that are not the instance's; ignored
+    again: bool = False  # it was in already, at this address: nothing new
 
 
 class Directory:
@@ -127,8 +128,9 @@ class Directory:
         self.generation = self._given or Generation(f"{self._start}.{self._lives}")
         self.version += 1
         differing = self._latch(new)
+        again = known is not None and not moved and not new_life and known.trusted(now)
         self._enter(cell, new)
-        return Accepted(new_life, self._replaced(cell, known, new.address, now), differing)
+        return Accepted(new_life, self._replaced(cell, known, new.address, now), differing, again)
 
     def _says_otherwise(
         self, new: Registration, known: Entry | None, moved: bool, life: Generation | None

@@ -147,7 +147,7 @@ class Node:
         if not isinstance(welcome, Welcome):
             raise BadFrame(f"{type(welcome).__name__} where a welcome was due")
         if not is_signed(self._secret, "leader", ours, theirs, welcome):
-            raise NotWelcome(str(self._leader), "it does not know the secret")
+            raise NotWelcome(str(self._leader), "it does not know the secret (--write-key)")
         return welcome
 
     def _passed(self, message: Message) -> Message:
@@ -180,12 +180,14 @@ class Node:
         self._joined.set()
 
     def _lost(self, why: str) -> None:
-        had, self.announced, self.why = self.announced is not None, None, why
+        had, news = self.announced is not None, why != self.why
+        self.announced, self.why = None, why
         if had:
             log.warning("node 0 lost name=%s why=%s action=dial again", self, why)
             self._tell(why)
-        else:
-            log.debug("node 0 not reached name=%s why=%s action=dial again", self, why)
+        else:  # said once for each reason, not at each try
+            level = logging.INFO if news else logging.DEBUG
+            log.log(level, "node 0 not reached name=%s why=%s action=dial again", self, why)
 
     def _tell(self, why: str) -> None:
         for watcher in tuple(self._watchers):

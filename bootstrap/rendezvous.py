@@ -185,7 +185,7 @@ class Leader:
 
     def _judge(self, hello: Hello, nonce: bytes) -> No | None:
         if not is_signed(self._secret, "node", nonce, hello.nonce, hello):
-            return No("secret", "secret: must be the same on all nodes")
+            return No("secret", "secret (--write-key): must be the same on all nodes")
         return self._roster.refusal(hello)
 
     def _welcome(self, hello: Hello, nonce: bytes) -> Welcome:

@@ -84,18 +84,26 @@ class EngineSettings:
     def _check_nodes(self) -> None:
         if self.nnodes == 1 and self.node_rank == 0:
             return
-        if self.role is not Role.PREFILL:
-            want = f"only a prefill runs in several processes, a {self.role.value} in 1"
+        if self.nnodes > 1 and self.role is not Role.PREFILL:
+            want = f"only a prefill runs in several processes, and role = {self.role.value!r}"
             raise BadSetting("nnodes", self.nnodes, want)
         if self.nnodes < 1 or self.sizes.ranks % self.nnodes:
             want = f"must divide the {self.sizes.ranks} ranks of tp x pp"
             raise BadSetting("nnodes", self.nnodes, want)
         if not 0 <= self.node_rank < self.nnodes:
-            raise BadSetting("node_rank", self.node_rank, f"must be 0 to {self.nnodes - 1}")
+            right = f"must be 0 to {self.nnodes - 1}" if self.nnodes > 1 else "must be 0"
+            want = f"{right} where nnodes = {self.nnodes}"
+            raise BadSetting("node_rank", self.node_rank, want)
+        self._check_meeting()
+
+    def _check_meeting(self) -> None:
+        what = "where node 0 gathers the others, the same on all nodes"
+        if self.dist_init_addr is None:
+            raise BadSetting("dist_init_addr", None, f"{what}: must be host:port")
         try:
-            Address.parse(self.dist_init_addr or "")
+            Address.parse(self.dist_init_addr)
         except BootstrapError as error:
-            want = f"where node 0 gathers the others, the same on all nodes: {error}"
+            want = f"{what}: {error}"
             raise BadSetting("dist_init_addr", self.dist_init_addr, want) from error
 
     def settled(self) -> EngineSettings:

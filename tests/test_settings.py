@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from kvplane.options import COMMANDS
-from kvplane.settings import BadSetting, Settings, parser, resolve
+from kvplane import transfer
+from kvplane.options import BACKENDS, COMMANDS
+from kvplane.settings import BadSetting, Settings, parser, read, resolve
 from kvplane.vocabulary import Pod, Role
 
 
@@ -27,6 +28,15 @@ def test_a_flag_wins_over_environment_over_section_over_file_over_default() -> N
     assert told("router", file=file)["port"] == 3
     assert told("router", file={"port": 4})["port"] == 4
     assert told("router")["port"] == 8000
+
+
+def test_nothing_listens_on_all_addresses_unless_it_is_told_to() -> None:
+    """FR-BS-05: also the rank directory, which anybody who reaches it may read."""
+    listening = [name for name, one in COMMANDS.items() if any(k.name == "host" for k in one.keys)]
+    assert {"bootstrap", "engine", "router", "index"} <= set(listening)
+    for command in listening:
+        assert told(command)["host"] == "127.0.0.1"
+    assert told("bootstrap")["open_writes"] is False
 
 
 @pytest.mark.parametrize(
@@ -92,6 +102,34 @@ def test_a_flag_is_never_guessed_from_its_beginning(capsys: pytest.CaptureFixtur
         told("router", "--por", "5")
     assert ended.value.code == 2
     assert "--por" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("argv", "sentence"),
+    [
+        (("engine", "--dist-init", "h:1"), "--dist-init: no flag of kvplane engine, did you mean"),
+        (
+            ("all", "--prefil=http://h:1"),
+            "--prefil=http://h:1: no flag of kvplane all, did you mean",
+        ),
+        (("bootstrap", "--role", "x"), "--role: no flag of kvplane bootstrap"),
+    ],
+)
+def test_a_flag_that_is_not_there_is_named_with_its_command_and_where_to_look(
+    argv: tuple[str, ...], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        read(argv)
+    assert ended.value.code == 2
+    said = capsys.readouterr().err
+    assert sentence in said and f"see kvplane {argv[0]} --help" in said
+
+
+def test_a_backend_known_by_name_is_left_to_the_engine_which_says_why() -> None:
+    assert set(BACKENDS) == set(transfer.BACKENDS)
+    assert told("engine", "--backend", "mori")["backend"] == "mori"
+    with pytest.raises(BadSetting, match="must be 16"):
+        told("engine", "--block-size", "32")
 
 
 def test_workers_are_named_in_order_with_their_events() -> None:

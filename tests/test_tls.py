@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ssl
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import aiohttp
@@ -13,10 +13,13 @@ import trustme
 from kit.directory import rank
 from prometheus_client import CollectorRegistry
 
+from kvplane import wiring
 from kvplane.bootstrap import Directory as RankDirectory
 from kvplane.bootstrap import DirectorySettings, RoomTable, bootstrap_app
 from kvplane.doors import Server
+from kvplane.engines import tls
 from kvplane.runtime import SystemClock
+from kvplane.settings import read, resolve
 from kvplane.tls import BadTls, Tls
 from kvplane.vocabulary import Generation
 
@@ -90,14 +93,53 @@ async def test_a_certificate_of_somebody_else_is_no_certificate(site: Site, dire
         await put(directory, site.client(trustme.CA()))
 
 
-@pytest.mark.parametrize("broken", ["cert", "client_ca"])
+@pytest.mark.parametrize(
+    ("broken", "sentence"),
+    [
+        (
+            "cert",
+            r"tls_cert = '.*bad\.pem', tls_key = .*: must be a PEM certificate and its own key",
+        ),
+        (
+            "key",
+            r"tls_cert = .*, tls_key = '.*bad\.pem': must be a PEM certificate and its own key",
+        ),
+        ("client_ca", r"client_ca = '.*bad\.pem': must be PEM certificates of authorities"),
+    ],
+)
 async def test_files_that_cannot_be_used_are_named_before_anything_listens(
-    site: Site, tmp_path: Path, broken: str
+    site: Site, tmp_path: Path, broken: str, sentence: str
 ) -> None:
     bad = tmp_path / "bad.pem"
     bad.write_text("no certificate")
-    named = {"cert": site.files.cert, "client_ca": site.files.client_ca} | {broken: str(bad)}
-    files = Tls(named["cert"] or "", site.files.key, named["client_ca"])
-    server = Server(None, "127.0.0.1", 0, "bootstrap", files)
-    with pytest.raises(BadTls, match=r"bad\.pem"):
+    server = Server(None, "127.0.0.1", 0, "bootstrap", replace(site.files, **{broken: str(bad)}))
+    with pytest.raises(BadTls, match=sentence):
         await server.start()
+
+
+@pytest.mark.parametrize("missing", ["cert", "key", "client_ca"])
+async def test_a_file_that_is_not_there_is_named_with_its_key(site: Site, missing: str) -> None:
+    files = replace(site.files, **{missing: "/nowhere.pem"})
+    server = Server(None, "127.0.0.1", 0, "bootstrap", files)
+    key = missing if missing == "client_ca" else f"tls_{missing}"
+    with pytest.raises(BadTls, match=rf"^{key} = '/nowhere.pem': must be a PEM file .*No such"):
+        await server.start()
+
+
+@pytest.mark.parametrize(
+    ("flags", "sentence"),
+    [
+        (("--tls-cert", "c"), "tls_key is missing: tls_cert = 'c' needs --tls-key FILE too"),
+        (("--tls-key", "k"), "tls_cert is missing: tls_key = 'k' needs --tls-cert FILE too"),
+        (("--client-ca", "a"), "tls_cert is missing: client_ca = 'a' needs --tls-cert FILE too"),
+        ((), None),
+    ],
+)
+def test_half_a_certificate_is_a_wrong_value(flags: tuple[str, ...], sentence: str | None) -> None:
+    told = resolve(read(["bootstrap", *flags]), {}, {})
+    if sentence is None:
+        assert tls(told) is None
+        return
+    with pytest.raises(BadTls, match=sentence):
+        tls(told)
+    assert wiring.run(told) == 2

@@ -60,9 +60,9 @@ def _log(level: str) -> None:
 
 
 def _settings(argv: Sequence[str] | None) -> Settings:
-    from kvplane.settings import parser, resolve
+    from kvplane.settings import read, resolve
 
-    flags = vars(parser().parse_args(argv))
+    flags = read(argv)
     return resolve(flags, os.environ, _file(flags.get("config")))
 
 

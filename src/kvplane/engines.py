@@ -56,8 +56,12 @@ def tls(told: Settings) -> Tls | None:
     cert, key, authority = (told[name] for name in ("tls_cert", "tls_key", "client_ca"))
     if cert is None and key is None and authority is None:
         return None
-    if cert is None or key is None:
-        raise BadTls("tls_cert and tls_key: both are needed, with client_ca too")
+    for name, path in (("tls_cert", cert), ("tls_key", key)):
+        if path is None:
+            others = {"tls_cert": cert, "tls_key": key, "client_ca": authority}
+            said = ", ".join(f"{other} = {found!r}" for other, found in others.items() if found)
+            flag = "--" + name.replace("_", "-")
+            raise BadTls(f"{name} is missing: {said} needs {flag} FILE too")
     return Tls(cert, key, authority)
 
 

@@ -78,7 +78,8 @@ def whole(least: int, most: int = 2**31) -> Callable[[str], int]:
 
     def read(value: str) -> int:
         if not value.lstrip("-").isdecimal() or not least <= int(value) <= most:
-            raise ValueError(f"must be a whole number, {least} to {most}")
+            right = f"a whole number, {least} to {most}" if least < most else str(least)
+            raise ValueError(f"must be {right}")
         return int(value)
 
     return read
@@ -150,7 +151,7 @@ POLICIES = (
     "consistent_hash", "round_robin", "random",
 )  # fmt: skip
 
-BACKENDS = ("tcp", "mooncake", "nixl", "fake")
+BACKENDS = ("tcp", "mooncake", "nixl", "fake", "mori", "ascend")  # the engine says which can run
 
 HOST = Key("host", address, "127.0.0.1", "address to listen on")
 REDIS = Key("redis", redis_url, None, "the shared index; without it the index is in memory")

@@ -109,6 +109,20 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def read(argv: Sequence[str] | None) -> dict[str, Any]:
+    """What the command line says; ends the process where it cannot be understood."""
+    top = parser()
+    found, strangers = top.parse_known_args(argv)
+    if strangers:
+        own = ["--config", *(key.flag for key in COMMANDS[found.command].keys)]
+        if found.command in WORKER_COMMANDS:
+            own += ["--prefill", "--decode", "--worker-urls", "--events", "--replay"]
+        near = _near(strangers[0].partition("=")[0], own)
+        see = f"see kvplane {found.command} --help"
+        top.exit(2, f"kvplane: {strangers[0]}: no flag of kvplane {found.command}{near}; {see}\n")
+    return vars(found)
+
+
 def _add(sub: argparse.ArgumentParser, key: Key) -> None:
     words = f": {' | '.join(key.words)}" if key.words else ""
     text = f"{key.help}{words} (default: {key.shown()})"

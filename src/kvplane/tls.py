@@ -13,7 +13,7 @@ from typing import Any
 
 
 class BadTls(OSError):
-    """A certificate, key or authority that cannot be used; names the file."""
+    """A certificate, key or authority that cannot be used; names the keys and the files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,20 +26,20 @@ class Tls:
 
     def check(self) -> None:
         """Raises BadTls before anything listens."""
-        for path, what in (
-            (self.cert, "certificate and key"),
-            (self.client_ca, "client authority"),
-        ):
-            if path is None:
-                continue
-            try:
-                context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-                if path == self.cert:
-                    context.load_cert_chain(path, self.key)
-                else:
-                    context.load_verify_locations(path)
-            except (OSError, ssl.SSLError) as error:
-                raise BadTls(f"TLS {what} {path!r}: {error}") from error
+        _readable(tls_cert=self.cert, tls_key=self.key, client_ca=self.client_ca)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            context.load_cert_chain(self.cert, self.key)
+        except OSError as error:
+            named = f"tls_cert = {self.cert!r}, tls_key = {self.key!r}"
+            raise BadTls(f"{named}: must be a PEM certificate and its own key: {error}") from error
+        if self.client_ca is None:
+            return
+        try:
+            context.load_verify_locations(self.client_ca)
+        except OSError as error:
+            named = f"client_ca = {self.client_ca!r}"
+            raise BadTls(f"{named}: must be PEM certificates of authorities: {error}") from error
 
     def options(self) -> dict[str, Any]:
         """What uvicorn is told."""
@@ -47,3 +47,13 @@ class Tls:
         if self.client_ca is not None:
             found |= {"ssl_ca_certs": self.client_ca, "ssl_cert_reqs": ssl.CERT_OPTIONAL}
         return found
+
+
+def _readable(**files: str | None) -> None:
+    for key, path in files.items():
+        try:
+            if path is not None:
+                open(path, "rb").close()
+        except OSError as error:
+            want = f"must be a PEM file that can be read ({error.strerror})"
+            raise BadTls(f"{key} = {path!r}: {want}") from error

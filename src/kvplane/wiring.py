@@ -68,6 +68,8 @@ def _complain(line: str) -> None:
 
 async def _guarded(told: Settings) -> int:
     """The command; what may go wrong on an honest machine is one line, not a traceback."""
+    from kvplane.tls import BadTls
+
     try:
         return await COMMANDS[told.command](told)
     except Exception as raised:
@@ -78,7 +80,7 @@ async def _guarded(told: Settings) -> int:
         if sentence is None:
             raise
         _complain(sentence)
-    return 1
+        return 2 if isinstance(error, BadTls) else 1
 
 
 def _sentence(told: Settings, error: BaseException) -> str | None:

@@ -116,6 +116,17 @@ async def test_who_has_the_key_writes_from_anywhere() -> None:
         assert [reply.status for reply in replies] == [200] * 4
 
 
+async def test_a_rank_that_only_says_again_that_it_is_there_is_logged_once(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Ranks register every two seconds while another one is missing."""
+    async with serving() as seat:
+        with caplog.at_level(logging.INFO):
+            for _ in range(3):
+                await seat.put(rank_ip="10.0.0.1", rank_port=1)
+        assert caplog.text.count("rank registered") == 1
+
+
 async def test_a_takeover_is_an_event_with_old_and_new_owner(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 
 import pytest
@@ -29,6 +30,7 @@ from kvplane.bootstrap.joining import (
     Challenge,
     Welcome,
 )
+from kvplane.runtime import cancel
 from kvplane.vocabulary import Generation
 
 
@@ -127,6 +129,20 @@ async def test_a_restarted_node_is_named_and_its_old_link_is_fenced() -> None:
         assert here.counted("nodes", change="restarted") == 1
         assert here.changes == [(1, "joined", "a"), (1, "joined", "b")]
         await new.stop()
+
+
+async def test_a_node_0_that_is_not_there_is_said_once_not_at_each_try(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.DEBUG, "kvplane.bootstrap.follower")
+    at = Address("127.0.0.1", free_port())
+    node = Node(at, Member(1, 2, Generation("a"), {}), settings=QUICK)
+    joining = asyncio.create_task(node.join(20.0))
+    await until(lambda: caplog.text.count("node 0 not reached") >= 3)
+    await cancel(joining)
+    await node.stop()
+    told = [record for record in caplog.records if record.levelno >= logging.INFO]
+    assert [f"why=node 0 at {at}: connection refused" in one.getMessage() for one in told] == [True]
 
 
 async def test_two_nodes_of_one_rank_do_not_push_each_other_out_for_ever() -> None:

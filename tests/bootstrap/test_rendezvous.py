@@ -149,7 +149,7 @@ async def test_only_who_knows_the_secret_joins_and_it_is_never_shown(
     caplog.set_level(logging.DEBUG)
     async with hall(secret="open sesame") as here:
         for secret in ("", "open sesam"):
-            with pytest.raises(NotWelcome, match="secret: must be the same on all nodes"):
+            with pytest.raises(NotWelcome, match=r"write-key.: must be the same on all nodes"):
                 await here.node(secret=secret).join(20.0)
         assert here.counted("strangers", reason="secret") == 2
         node = await here.joined()
@@ -157,7 +157,9 @@ async def test_only_who_knows_the_secret_joins_and_it_is_never_shown(
         await node.stop()
         raw = await Raw.dial(here.address)
         refused = await raw.hello(proof=b"x" * 32, node_rank=77)
-        assert refused == Refusal(reason="secret: must be the same on all nodes", final=True)
+        assert refused == Refusal(
+            reason="secret (--write-key): must be the same on all nodes", final=True
+        )
         await raw.leave()
     assert "sesam" not in caplog.text
 

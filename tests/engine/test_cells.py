@@ -47,13 +47,17 @@ def test_nodes_share_out_world_ranks_evenly_and_in_order() -> None:
 @pytest.mark.parametrize(
     ("told", "sentence"),
     [
-        ({"role": Role.DECODE}, "nnodes = 2: only a prefill runs in several processes, a decode"),
+        (
+            {"role": Role.DECODE},
+            "nnodes = 2: only a prefill runs in several processes, and role = ",
+        ),
         ({"role": Role.BOTH}, "nnodes = 2: only a prefill"),
         ({"tp": 1}, "nnodes = 2: must divide the 1 ranks of tp x pp"),
-        ({"node_rank": 2}, "node_rank = 2: must be 0 to 1"),
+        ({"node_rank": 2}, "node_rank = 2: must be 0 to 1 where nnodes = 2"),
         ({"dist_init_addr": None}, "dist_init_addr = None: where node 0 gathers the others"),
         ({"dist_init_addr": "h:x"}, "dist_init_addr = 'h:x': where node 0 gathers the others"),
-        ({"nnodes": 1, "node_rank": 1}, "node_rank = 1: must be 0 to 0"),
+        ({"nnodes": 1, "node_rank": 1}, "node_rank = 1: must be 0 where nnodes = 1"),
+        ({"role": Role.BOTH, "nnodes": 1, "node_rank": 1}, "node_rank = 1: must be 0 where"),
     ],
 )
 def test_nodes_that_cannot_be_are_refused_by_name(told: dict[str, Any], sentence: str) -> None:
