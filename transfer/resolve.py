@@ -207,8 +207,9 @@ def _uncovered(rank: Rank, parts: Sequence[tuple[str, ...]]) -> str | None:
     """Every part of our pages must come from exactly one prefill rank; what is against it."""
     if parts == ((),):
         return None
-    times = Counter(name for part in parts for name in part)
-    for name in owned(rank.layout, rank.grid):
+    ours = owned(rank.layout, rank.grid)
+    times = Counter(name for part in parts for name in part or ours)
+    for name in ours:
         if times[name] != 1:
             return f"region {name}: comes from {times[name]} prefill ranks, must be one"
     return None

@@ -29,9 +29,6 @@ class Grid:
         return f"tp {self.tp_rank} of {self.tp}, pp {self.pp_rank} of {self.pp}"
 
 
-WHOLE = Grid()
-
-
 def region_name(layer: int, part: str, head: int) -> str:
     """`l0.k3`: layer 0, keys, KV head 3."""
     return f"l{layer}.{part}{head}"

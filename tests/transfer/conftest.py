@@ -62,13 +62,15 @@ class FakeResolver:
     forgotten: list[str] = field(default_factory=list)
     generation: Generation | None = None  # of the topology's answer
     expected: list[object] = field(default_factory=list)  # generations asked for, in order
+    more: dict[str, Any] = field(default_factory=dict)  # members of the topology
 
     async def topology(self, address: str) -> FakeResolved:
         if self.error is not None:
             raise self.error
         shape = self.shape
         facts = (shape.tp, shape.cp, shape.dp, shape.pp, shape.page_size, shape.kv_dtype)
-        return FakeResolved(Topology(*facts, follow_bootstrap_room=self.follow), self.generation)
+        topology = Topology(*facts, follow_bootstrap_room=self.follow, **self.more)
+        return FakeResolved(topology, self.generation)
 
     async def endpoint(
         self, address: str, dp: int, cp: int, tp: int, pp: int, expected: object = None

@@ -179,6 +179,25 @@ async def test_an_error_when_a_decode_binds_is_told_at_once(make_rig) -> None:
     await rig.recovers()
 
 
+async def test_a_room_is_bound_once_also_by_two_who_are_let_in_together(make_rig) -> None:
+    entered, gate = [], asyncio.Event()
+
+    async def slow() -> None:
+        entered.append(1)
+        await gate.wait()
+
+    rig = await make_rig(tamper=Once(connect=slow))
+    pulling = [asyncio.create_task(rig.pull(71, pages)) for pages in ([1], [2])]
+    await until(lambda: len(entered) == 2)
+    gate.set()
+    await rig.deliver(71, [5])
+    done = await asyncio.gather(*pulling, return_exceptions=True)
+    (got,) = (one for one in done if isinstance(one, Metadata))
+    (refused,) = (one for one in done if isinstance(one, Refused))
+    assert got.room == 71 and "room 71 is bound already" in str(refused)
+    await rig.recovers()
+
+
 @pytest.mark.parametrize("stage", [Stage.CONNECT, Stage.VERIFY])
 async def test_a_reset_is_a_gone_peer_of_that_stage(make_rig, stage: Stage) -> None:
     rig = await make_rig(tamper=Once(**{stage.value: reset}))

@@ -323,6 +323,31 @@ async def test_pages_stay_away_until_the_session_of_an_unclean_sender_has_ended(
     await rig.recovers()
 
 
+async def test_a_sender_whose_connection_breaks_in_the_middle_is_not_clean(make_rig: Any) -> None:
+    """A prefill that was killed, or cut off: nobody is left to say that no write is under way."""
+    rig = await make_rig(backend="stand-in")
+    engine, before = rig.backends[1].engine, rig.page(rig.decode_memory, 1)
+    engine.awake.clear()
+    engine.closing.clear()
+    pulling = asyncio.create_task(rig.pull(71, [1]))
+    delivering = asyncio.create_task(rig.deliver(71, [4]))
+    await until(lambda: rig.backends[0].counts()["writing"])
+    for connection in rig.offers._connections:
+        connection.cancel()
+    with pytest.raises(PeerGone):
+        await asyncio.wait_for(pulling, 5)
+    await until(lambda: rig.backends[1].counts()["retired"])
+    assert rig.released == [] and len(rig.puller.quarantine) == 1
+    engine.closing.set()
+    await until(lambda: rig.released == [(1,)])
+    engine.awake.set()
+    delivering.cancel()
+    await asyncio.gather(delivering, return_exceptions=True)
+    await rig.idle()
+    assert rig.page(rig.decode_memory, 1) == before
+    await rig.recovers()
+
+
 async def test_an_engine_that_is_worn_is_replaced_without_harm(prefill: Rank, decode: Rank) -> None:
     old, keeper = prefill.engine, await prefill.connect(decode.landing(0))
     leaver = await prefill.connect(decode.landing(1))

@@ -47,6 +47,7 @@ SETTINGS = TransferSettings(
     bootstrapping_s=3.0, connect_s=2.0, stall_s=1.0, verdict_s=1.0, hello_s=0.5, fence_s=2.0,
     hold_every_s=0.05,
 )  # fmt: skip
+TRIPLE = BootstrapTriple("127.0.0.1", 8998, Room(71))
 CUTS = [(1, 1), (2, 1), (4, 1), (1, 2), (2, 2), (4, 2)]
 PAIRS = [(p, d) for p, d in product(CUTS, CUTS) if d[1] in (p[1], 1)]
 
@@ -96,6 +97,7 @@ class Grids:
     released: list[tuple[int, ...]] = field(default_factory=list)
     resolver: FakeResolver = field(default_factory=lambda: FakeResolver({}))
     settings: TransferSettings = SETTINGS
+    triple: BootstrapTriple = TRIPLE
 
     async def start(self, tampers: dict[tuple[int, int], Any] | None = None) -> None:
         clock, shape = SystemClock(), Shape(tp=self.decode.tp, pp=self.decode.pp)
@@ -124,13 +126,10 @@ class Grids:
             released=lambda given: self.released.append(tuple(given)),
         )  # fmt: skip
 
-    @property
-    def triple(self) -> BootstrapTriple:
-        return BootstrapTriple("127.0.0.1", 8998, Room(71))
-
     async def deliver(self, at: tuple[int, int], pages: list[int], first: int = 7) -> None:
-        said = Metadata(Room(71), tokens=64, first_token=first)
-        await self.offers[at].deliver(Room(71), pages, said, 4.0)
+        room = self.triple.room
+        said = Metadata(room, tokens=64, first_token=first)
+        await self.offers[at].deliver(room, pages, said, 4.0)
 
     async def all(self, sources: list[int], pages: list[int]) -> tuple[list[Any], list[Any]]:
         """(what each decode rank got, what each prefill rank got): results or errors."""
@@ -307,6 +306,19 @@ async def test_cuts_that_leave_a_part_out_are_refused_before_anything_is_sent(gr
     assert rig.released == [(5,)]
 
 
+@pytest.mark.parametrize("prefill", [(2, 1), (1, 1)], ids=str)
+async def test_a_part_that_would_come_from_two_ranks_is_refused(grids, prefill) -> None:
+    """A prefill whose context ranks all send: two writers of one page cannot be told apart."""
+    rig = await grids(prefill, (1, 1))
+    rig.resolver.shape = Shape(tp=prefill[0], cp=2, page_size=16)
+    rig.resolver.more = {"enable_dsa_cache_layer_split": True}
+    said = r"region l0\.k0: comes from 2 prefill ranks, must be one"
+    with pytest.raises(LayoutMismatch, match=said) as caught:
+        await rig.pull((0, 0), [5])
+    assert caught.value.stage.value == "resolve-topology"
+    assert rig.resolver.asked == [] and rig.released == [(5,)]
+
+
 async def test_a_prefill_that_died_ends_its_rooms_at_once(grids) -> None:
     """FR-TR-07: whoever watches the bootstrap server says so; nobody waits for a deadline."""
     rig = await grids((2, 1), (1, 1))
@@ -358,8 +370,9 @@ async def test_rooms_that_wait_have_a_bound_on_their_pages_too(grids) -> None:
     offers.fail(Room(71), "test over")
     with pytest.raises(PrefillFailed):
         await first
-    rig.released.clear()
-    await rig.all([1, 2, 3, 4, 5], [1, 2, 3, 4, 5])  # given back: all five fit again
+    rig.triple = replace(rig.triple, room=Room(73))
+    pulled, delivered = await rig.all([1, 2, 3, 4, 5], [1, 2, 3, 4, 5])
+    assert pulled[0].pages == 5 and delivered == [None], "given back: all five fit again"
     await rig.idle()
 
 

@@ -39,6 +39,7 @@ from kvplane.transfer.frames import (
     BindFrame,
     BoundFrame,
     CommitFrame,
+    VerdictFrame,
     encode_frame,
 )
 from kvplane.transfer.metadata import record_bytes
@@ -311,6 +312,15 @@ async def test_a_decode_that_dies_in_the_middle_ends_the_delivery_at_once(rig, r
         await asyncio.wait_for(delivering, 0.5)
     with pytest.raises(PrefillFailed):
         await rig.pull(71, PAGES)
+    await rig.recovers()
+
+
+async def test_a_verdict_before_the_commit_is_no_verdict(rig, raw_decode) -> None:
+    delivering = asyncio.create_task(rig.deliver(71, [4, 5, 6]))
+    await raw_decode.dialled
+    raw_decode.control[1].write(encode_frame(VerdictFrame(ok=True)))
+    with pytest.raises(Refused, match="a good verdict before the commit"):
+        await asyncio.wait_for(delivering, 0.9)
     await rig.recovers()
 
 
