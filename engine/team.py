@@ -108,6 +108,10 @@ class Team:
                 )
             except BaseException as error:
                 failed.append((rank, error))
+                if isinstance(error, TransferError):  # else their prefills hear a mere abort
+                    for other in self.ranks:
+                        assert other.puller is not None, "a decode's rank has a puller"
+                        other.puller.give_up(triple.room, _sentence(rank.name, error))
                 raise
 
         with self._stages.room(triple.room):

@@ -21,11 +21,11 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from kvplane.runtime import Clock, backoff, cancel
-from kvplane.vocabulary import BootstrapTriple, Generation, Shape, Stage, StageRecord
+from kvplane.vocabulary import BootstrapTriple, Generation, Room, Shape, Stage, StageRecord
 
 from .attempt import Attempt, Side, Wanted, agreed
 from .backends.base import Backend
-from .errors import PeerGone, TransferError
+from .errors import PeerGone, Refused, TransferError
 from .frames import MOST_REASON, AbortFrame, Frame, VerdictFrame
 from .holding import Holder
 from .metadata import Layout, Metadata
@@ -146,7 +146,11 @@ class Puller:
         except TransferError as error:
             if error.stage is Stage.CONNECT:
                 self._resolver.forget(triple.address)  # it may have moved: ask anew next time
-            last = VerdictFrame(ok=False, kind=error.kind, reason=error.sentence()[:MOST_REASON])
+            last = _bad(error)
+            raise
+        except asyncio.CancelledError:
+            if pull.why is not None:  # another rank's failure, said before we were cancelled
+                last = _bad(pull.why)
             raise
         finally:
             for attempt in pull.attempts:
@@ -168,6 +172,12 @@ class Puller:
         for pull in self._open:
             if pull.triple.address == address:
                 pull.lose(PeerGone(f"prefill {address}", reason))
+
+    def give_up(self, room: Room, reason: str) -> None:
+        """Another rank of ours failed this room: the prefill ranks we hear are told its reason."""
+        for pull in self._open:
+            if pull.triple.room == room:
+                pull.lose(Refused("decode", reason, Stage.VERIFY))
 
     def _give_back(self, pull: _Pull, released: Released) -> None:
         """The pages: at once if nothing could ever land, else after the fence."""
@@ -227,6 +237,12 @@ class _Pull:
         self.attempts: list[Attempt] = []
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
+    @property
+    def why(self) -> TransferError | None:
+        """What it was lost for."""
+        error = self.lost.exception() if self.lost.done() else None
+        return error if isinstance(error, TransferError) else None
+
     def lose(self, error: TransferError) -> None:
         """It cannot succeed any more; the first reason counts."""
         if not self.lost.done():
@@ -241,6 +257,10 @@ async def _bound(attempt: Attempt, step: Step, left_s: float) -> None:
     except TransferError as error:
         attempt.blame(error)
         raise
+
+
+def _bad(error: TransferError) -> VerdictFrame:
+    return VerdictFrame(ok=False, kind=error.kind, reason=error.sentence()[:MOST_REASON])
 
 
 async def _landed(attempt: Attempt, step: Step) -> Metadata:

@@ -332,6 +332,23 @@ async def test_a_prefill_that_died_ends_its_rooms_at_once(grids) -> None:
     await rig.idle()
 
 
+async def test_what_one_decode_rank_found_is_told_to_the_prefills_of_the_others(grids) -> None:
+    """Also where they are cancelled in the same moment: the prefill names the culprit too."""
+    rig = await grids((1, 1), (1, 1))
+    offers, puller = rig.offers[0, 0], rig.pullers[0, 0]
+    pull = asyncio.ensure_future(rig.pull((0, 0), [5]))
+    await until(lambda: offers.counts()["rooms"])
+    puller.give_up(Room(72), "another room")
+    puller.give_up(Room(71), "rank tp=1: short data")
+    pull.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await pull
+    await until(lambda: not offers.counts()["rooms"])
+    with pytest.raises(Refused, match=r"verify: .*rank tp=1: short data"):
+        await rig.deliver((0, 0), [3])
+    await rig.idle()
+
+
 async def test_a_request_in_the_queue_keeps_its_kv_alive(grids) -> None:
     """FR-TR-05: a lease of 0.2 s, a queue of 1 s; renewed, the answer is right."""
     rig = await grids((2, 1), (1, 1), bootstrapping_s=0.2)
