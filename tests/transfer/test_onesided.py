@@ -102,6 +102,25 @@ async def test_our_deadline_counts_and_the_peer_is_not_clean_until_the_library_a
     assert decode.memory[0].tolist() == [7] * BYTES, "it landed after all"
 
 
+async def test_staged_bytes_stay_until_the_library_has_read_them(
+    prefill: Rank, decode: Rank
+) -> None:
+    landing = decode.landing(0)
+    peer = await prefill.connect(landing)
+    decode.engine.awake.clear()
+    with pytest.raises(Stalled):
+        await prefill.backend.write_record(peer, b"record", 0.05)
+    slots = prefill.backend._sessions.current.slots
+    other = slots.take(64)  # who stages next
+    assert other is not None
+    other.view[:] = b"x" * 64
+    decode.engine.awake.set()
+    await until(lambda: peer.clean)
+    assert landing.take().startswith(b"record\xff")
+    slots.give(other)
+    assert len(slots) == 0
+
+
 async def test_a_cancelled_write_goes_on_in_its_thread_and_is_counted(
     prefill: Rank, decode: Rank
 ) -> None:

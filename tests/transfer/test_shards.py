@@ -363,6 +363,16 @@ async def test_a_request_in_the_queue_keeps_its_kv_alive(grids) -> None:
     await rig.idle()
 
 
+async def test_a_lease_is_not_renewed_for_ever(grids, caplog) -> None:
+    rig = await grids((1, 1), (1, 1), bootstrapping_s=0.2, most_hold_s=0.6)
+    sent = asyncio.ensure_future(rig.deliver((0, 0), [3]))
+    async with rig.pullers[0, 0].holding(rig.triple):
+        with pytest.raises(TransferError, match=r"its bind not within 0\.6 s|lease expired"):
+            await asyncio.wait_for(sent, 5)
+        await until(lambda: "held too long room=71" in caplog.text, 5)
+    await rig.idle()
+
+
 async def test_a_queue_longer_than_the_lease_fails_by_name(grids) -> None:
     """FR-TR-05 without renewal: `verify: lease expired`, never an answer; and it is counted."""
     rig = await grids((1, 1), (1, 1), bootstrapping_s=0.2)
