@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from kvplane.runtime import cancel
 from kvplane.transfer import Metadata, TransferError
@@ -96,15 +96,25 @@ class Team:
         held_pages: int = 0,
     ) -> Metadata:
         """As Puller.pull, for all ranks. Raises RoomFailed naming the first that failed."""
-        words: dict[str, Any] = {"dp_rank": dp_rank, "held_pages": held_pages}
+        words = {"deadline_s": deadline_s, "dp_rank": dp_rank, "held_pages": held_pages}
+        with _Account(len(self.ranks), pages, released) as account:
+            return await self._pulled(triple, pages, tokens, account, words)
+
+    async def _pulled(
+        self,
+        triple: BootstrapTriple,
+        pages: Sequence[int],
+        tokens: int,
+        account: _Account,
+        words: dict[str, Any],
+    ) -> Metadata:
         failed: list[tuple[Rank, BaseException]] = []
-        account = _Account(len(self.ranks), released)
 
         async def one(rank: Rank) -> Metadata:
             assert rank.puller is not None, "a decode's rank has a puller"
             try:
                 return await rank.puller.pull(
-                    triple, pages, tokens, deadline_s=deadline_s, released=account.let_go, **words
+                    triple, pages, tokens, released=account.let_go, **words
                 )
             except BaseException as error:
                 failed.append((rank, error))
@@ -116,7 +126,7 @@ class Team:
 
         with self._stages.room(triple.room):
             tasks = [asyncio.create_task(one(rank)) for rank in self.ranks]
-            account.settle(tasks, pages, failed)
+            account.settle(tasks, failed)
             try:
                 await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
             finally:
@@ -156,10 +166,23 @@ class Team:
 
 
 class _Account:
-    """When does nobody hold the pages of a failed room any more?"""
+    """When does nobody hold the pages of a failed room any more?
 
-    def __init__(self, ranks: int, released: Released) -> None:
-        self._holding, self._running, self._released = ranks, ranks, released
+    Left by an exception the room has failed, also where every rank succeeded: they disagree, or who
+    asked went away just then. Ranks that succeeded or never began let go when all have ended.
+    """
+
+    def __init__(self, ranks: int, pages: Sequence[int], released: Released) -> None:
+        self._holding, self._pages, self._released = ranks, pages, released
+        self._running, self._failed = 0, False
+        self._silent = ranks  # that succeeded or never began; known when all have ended
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: object, error: object, trace: object) -> None:
+        self._failed = kind is not None
+        self._settled()
 
     def let_go(self, pages: Sequence[int]) -> None:
         """One rank: no late byte can hit them. The last one frees them."""
@@ -168,21 +191,25 @@ class _Account:
             self._released(pages)
 
     def settle(
-        self,
-        tasks: Sequence[asyncio.Task[Metadata]],
-        pages: Sequence[int],
-        failed: Sequence[tuple[Rank, BaseException]],
+        self, tasks: Sequence[asyncio.Task[Metadata]], failed: Sequence[tuple[Rank, BaseException]]
     ) -> None:
-        """Where one failed, ranks that succeeded or never began let go too: when all have ended."""
+        """What these ranks do counts; those in `failed` let go by themselves."""
+        self._running = len(tasks)
 
         def ended(_: object) -> None:
             self._running -= 1
-            if self._running == 0 and any(task.cancelled() or task.exception() for task in tasks):
-                for _rank in range(len(tasks) - len(failed)):
-                    self.let_go(pages)
+            self._silent = len(tasks) - len(failed)
+            self._settled()
 
         for task in tasks:
             task.add_done_callback(ended)
+
+    def _settled(self) -> None:
+        if self._running or not self._failed:
+            return
+        for _rank in range(self._silent):
+            self.let_go(self._pages)
+        self._silent = 0
 
 
 def _sentence(name: str, error: BaseException) -> str:
