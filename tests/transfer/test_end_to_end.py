@@ -60,6 +60,18 @@ async def test_a_prefill_that_is_ready_first_waits(rig) -> None:
     await rig.idle()
 
 
+async def test_the_deadline_of_a_delivery_begins_when_its_decode_is_there(rig) -> None:
+    """The prompt is ready long before a decode has pages for it: that wait has its own limit."""
+    delivering = asyncio.create_task(rig.deliver(71, [5], deadline_s=0.5))
+    loop = asyncio.get_running_loop()
+    later = loop.time() + 0.8
+    await until(lambda: loop.time() > later)
+    assert not delivering.done()
+    await asyncio.gather(rig.pull(71, [1]), delivering)
+    assert rig.arrived([5], [1])
+    await rig.idle()
+
+
 async def test_pages_the_decode_holds_already_are_not_sent(rig) -> None:
     before = rig.page(rig.decode_memory, 1)
     metadata, delivered = await rig.both(71, [4, 5, 6], [2, 3], held_pages=1)
