@@ -169,8 +169,10 @@ async def unsettled(running: Plane) -> list[Any]:
         held = sum(block["refs"] for block in rank["blocks"])
         cached = len(rank["blocks"])
         lost = not whole or pages["used"] != cached
-        if lost or pages["quarantined"] or rank["sequences"] or held or truth["rooms"]["open"]:
-            found.append((name, pages, cached, rank["sequences"], held, truth["rooms"]["open"]))
+        moving = {what: count for what, count in rank["transfer"].items() if count}
+        work = (rank["sequences"], held, truth["rooms"]["open"], moving)
+        if lost or pages["quarantined"] or any(work):
+            found.append((name, pages, cached, *work))
     return found
 
 

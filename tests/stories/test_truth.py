@@ -13,7 +13,7 @@ import pytest_asyncio
 from kit.plane import EngineSeat, Plane, plane
 
 QUIET = ["--retry-max-retries", "0", "--cb-failure-threshold", "100000"]  # every failure is shown
-TRIES = 100  # faults injected per kind of page fault together, see the issue
+TRIES = 100  # faults injected, all kinds of page faults together
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 
