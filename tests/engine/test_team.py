@@ -11,7 +11,7 @@ import pytest
 from kvplane.engine.errors import RoomFailed
 from kvplane.engine.stages import Stages
 from kvplane.engine.team import Team
-from kvplane.transfer import Metadata
+from kvplane.transfer import Metadata, PeerGone
 from kvplane.vocabulary import BootstrapTriple, Room
 
 TRIPLE = BootstrapTriple("127.0.0.1", 8998, Room(7))
@@ -71,3 +71,39 @@ async def test_pages_of_an_answer_stay_the_callers() -> None:
     assert (await pulling([5, 5], lambda _: None, back)).first_token == 5
     await asyncio.sleep(0)
     assert back == []
+
+
+class Breaks:
+    """A rank whose pull fails; its pages are safe at once, or when a test says so."""
+
+    name = ""
+
+    def __init__(self, late: bool) -> None:
+        self.puller, self._late = self, late
+
+    async def pull(
+        self, *_: object, released: Callable[[Sequence[int]], None], **__: object
+    ) -> Any:
+        self.released = released
+        if self._late:
+            await asyncio.Event().wait()
+        released(PAGES)
+        raise PeerGone("prefill", "killed")
+
+    def give_up(self, room: Room, reason: str) -> None:
+        """It is cancelled next."""
+
+
+async def test_pages_of_a_failed_room_are_free_when_the_last_rank_let_go_of_them() -> None:
+    back: list[tuple[int, ...]] = []
+    ranks = [Breaks(late=False), Breaks(late=True), Breaks(late=True)]
+    team = Team(ranks, Stages([], lambda _: None))
+    with pytest.raises(RoomFailed, match="killed"):
+        await team.pull(
+            TRIPLE, PAGES, 32, deadline_s=9.0, released=lambda pages: back.append(tuple(pages))
+        )
+    for rank in ranks[1:]:
+        await asyncio.sleep(0)
+        assert back == [], "late bytes may still hit them"
+        rank.released(PAGES)
+    assert back == [PAGES]
