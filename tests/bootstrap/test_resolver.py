@@ -500,3 +500,30 @@ async def both(seat: Seat, first: int, second: int) -> None:
 
 async def port_of(resolver: Resolver, address: str, tp: int) -> int:
     return (await resolver.endpoint(address, 0, 0, tp, 0)).port
+
+
+class Gated:
+    """A client whose answers are held back."""
+
+    def __init__(self) -> None:
+        self.asked, self.gate = 0, asyncio.Event()
+
+    async def topology(self, address: str, deadline_s: float) -> Any:
+        self.asked += 1
+        await self.gate.wait()
+        return Topology(1, 1, 1, 1), Generation("g")
+
+
+async def test_an_answer_to_a_question_from_before_a_forget_is_not_kept(clock: FakeClock) -> None:
+    """A connection to a rank failed meanwhile: what was asked before that may be as old."""
+    client: Any = Gated()
+    resolver = Resolver(client, clock)
+    asking = asyncio.create_task(resolver.topology("h:1"))
+    await until(lambda: client.asked == 1)
+    resolver.forget("h:1")
+    client.gate.set()
+    await asyncio.gather(asking, return_exceptions=True)
+    for _ in range(2):
+        await resolver.topology("h:1")
+    assert client.asked == 2
+    await resolver.close()
