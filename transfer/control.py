@@ -33,16 +33,26 @@ class Channel:
         """Raises PeerGone of stage connect; the caller brings the deadline."""
         try:
             reader, writer = await asyncio.open_connection(host, port, limit=MOST_SMALL)
-        except OSError as error:
-            why = error.strerror or str(error) or type(error).__name__
+        except (OSError, UnicodeError) as error:  # the latter: no host can have such a name
+            why = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise PeerGone(address_text(host, port), why, Stage.CONNECT) from error
         return Channel(reader, writer)
 
     async def read(self, most: int = MOST_SMALL, stage: Stage = Stage.VERIFY) -> Frame:
         """The next frame. Raises PeerGone at the end of the stream, BadFrame for garbage."""
+        return await self.body(await self.length(most, stage), stage)
+
+    async def length(self, most: int = MOST_SMALL, stage: Stage = Stage.VERIFY) -> int:
+        """Bytes of the frame that begins; body() is next. Raises as read() does."""
+        return frame_length(await self._exactly(4, stage), most)
+
+    async def body(self, length: int, stage: Stage = Stage.VERIFY) -> Frame:
+        """The frame of that length. Raises as read() does."""
+        return decode_frame(await self._exactly(length, stage))
+
+    async def _exactly(self, size: int, stage: Stage) -> bytes:
         try:
-            head = await self._reader.readexactly(4)
-            return decode_frame(await self._reader.readexactly(frame_length(head, most)))
+            return await self._reader.readexactly(size)
         except (asyncio.IncompleteReadError, OSError) as error:
             raise PeerGone(self.peer, "control connection closed", stage) from error
 

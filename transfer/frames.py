@@ -26,7 +26,7 @@ import msgspec
 from kvplane.vocabulary import MAX_ROOM
 
 from .backends.base import Offer
-from .metadata import Layout
+from .metadata import MOST_GENERATION_BYTES, Layout
 
 PROTOCOL = 2
 MOST_SMALL = 64 * 1024  # bytes of every frame but bind
@@ -68,6 +68,14 @@ class BindFrame(_Frame, tag="bind", frozen=True, kw_only=True):
     shards: int = 1  # how many those are
     sources: int = 1  # prefill ranks that this decode rank hears before it speaks
     grant: bytes = b""  # of the landing, for the backend
+
+    @property
+    def other_bytes(self) -> int:
+        """About what is held for it while its room is bound, beside the page numbers."""
+        offer = self.offer
+        texts = (*offer.names, *self.regions)
+        blobs = len(offer.blob) + len(self.grant) + 8 * len(offer.items)
+        return blobs + sum(64 + len(text) for text in texts)
 
 
 class HoldFrame(_Frame, tag="hold", frozen=True, kw_only=True):
@@ -185,6 +193,8 @@ def bind_faults(bind: BindFrame, most_pages: int) -> str | None:
         )
     if len(set(bind.regions)) != len(bind.regions):
         return "regions: must be different names"
+    if len(bind.generation.encode()) > MOST_GENERATION_BYTES:
+        return f"generation: must be at most {MOST_GENERATION_BYTES} bytes"
     if bind.sources < 1:
         return f"sources {bind.sources}: must be 1 or more"
     return None

@@ -47,6 +47,11 @@ class Gathering:
         return sum(len(meeting.bind.pages) for meeting in self.meetings.values())
 
     @property
+    def other_bytes(self) -> int:
+        """What else is kept for it."""
+        return sum(meeting.bind.other_bytes for meeting in self.meetings.values())
+
+    @property
     def _nobody(self) -> str:
         return f"decode of room {self.room}"
 

@@ -24,7 +24,6 @@ from .control import Channel
 from .delivery import Delivery
 from .errors import LeaseExpired, PeerGone, PrefillFailed, Refused, TransferError
 from .frames import (
-    MOST_BIND,
     MOST_REASON,
     BadFrame,
     BindFrame,
@@ -34,6 +33,7 @@ from .frames import (
     RefusedFrame,
 )
 from .gathering import Ended, Gathering, given_up
+from .hearing import Hearing
 from .meeting import Meeting
 from .metadata import Layout, Metadata
 from .metrics import TransferMetrics
@@ -43,6 +43,8 @@ from .terms import Terms
 from .waiting import Steps, all_of, unless
 
 log = logging.getLogger(__name__)
+
+MOST_UNREAD = 16 * 1024  # bytes of a connection that nobody has asked for yet
 
 
 class Offers:
@@ -64,7 +66,8 @@ class Offers:
         self._record, self._clock, self._by = record, clock, by
         self._settings, self._metrics, self._tamper = settings, metrics, tamper
         self._rooms: dict[Room, Gathering] = {}
-        self._pages = 0  # of all rooms that are bound
+        self._pages = self._bytes = 0  # of all rooms that are bound; bytes of what is no page
+        self._hearing = Hearing(settings)
         self._ended = Ended(settings.most_ended, settings.ended_s)
         self._connections: set[asyncio.Task[None]] = set()
         self._server: asyncio.Server | None = None
@@ -73,7 +76,9 @@ class Offers:
     async def start(self, host: str, port: int = 0) -> int:
         """Listen for decodes; returns the rank port to register."""
         self._terms = Terms(self._backend.offer(), self._layout, self._generation, self._settings)
-        self._server = await asyncio.start_server(self._serve, host, port, backlog=256)
+        self._server = await asyncio.start_server(
+            self._serve, host, port, backlog=256, limit=MOST_UNREAD
+        )
         return int(self._server.sockets[0].getsockname()[1])
 
     async def deliver(
@@ -164,6 +169,7 @@ class Offers:
         if self._rooms.pop(gathering.room, None) is None:
             return
         self._pages -= gathering.pages
+        self._bytes -= gathering.other_bytes
         self._metrics.rooms.labels("prefill").dec()
         known = error if isinstance(error, TransferError) else None
         if error is not None:
@@ -210,8 +216,7 @@ class Offers:
         """The first frame, if a decode may begin with it."""
         why = "garbage"
         try:
-            async with asyncio.timeout(self._settings.hello_s):
-                frame = await channel.read(MOST_BIND)
+            frame = await self._hearing.frame(channel, self._settings.hello_s)
             if isinstance(frame, BindFrame | HoldFrame):
                 return frame
         except TimeoutError:
@@ -236,8 +241,7 @@ class Offers:
         if over is not None:
             return None
         try:
-            async with asyncio.timeout(self._settings.bootstrapping_s):
-                frame = await channel.read(MOST_BIND)
+            frame = await self._hearing.frame(channel, self._settings.bootstrapping_s)
         except (TimeoutError, BadFrame, PeerGone):
             return None
         return frame if isinstance(frame, BindFrame | HoldFrame) else None
@@ -264,6 +268,7 @@ class Offers:
         gathering = self._rooms.get(room) or self._open(room)
         channel.post(BoundFrame(generation=self._generation))
         self._pages += len(bind.pages)
+        self._bytes += bind.other_bytes
         return gathering.bind(channel, bind)
 
     def _refusal(self, bind: BindFrame) -> RefusedFrame | None:
@@ -278,6 +283,8 @@ class Offers:
             fault = f"{len(self._rooms)} rooms wait already"
         elif self._pages + len(bind.pages) > self._settings.most_bound_pages:
             fault = f"{self._pages} pages of {len(self._rooms)} rooms wait already"
+        elif self._bytes + bind.other_bytes > self._settings.most_bound_bytes:
+            fault = f"{self._bytes} bytes of {len(self._rooms)} rooms wait already"
         return None if fault is None else RefusedFrame(kind="refused", reason=fault)
 
 

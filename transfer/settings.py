@@ -20,6 +20,9 @@ class TransferSettings:
     verdict_s: float = 10.0  # decode hashes its pages before it answers
     hello_s: float = 5.0  # first frame of a new connection; garbage is often silence
     fence_s: float = 5.0  # one try to fence a failed session, then again with backoff
+    most_arriving_bytes: int = 64 * 1024 * 1024  # first frames that are not complete yet; then the
+    # slowest connection goes: a bind of 128 k tokens has 40 KB and arrives at once
+    most_bound_bytes: int = 512 * 1024 * 1024  # of all rooms bound, beside their page numbers
     most_waiting: int = 4096  # rooms bound before their prefill is ready
     most_bound_pages: int = 4 * 1024 * 1024  # page numbers of all rooms bound; some 160 MB at most
     most_connections: int = 8192  # control connections; more are closed at once

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from kvplane.vocabulary import Generation
 
 from .backends.base import Offer
-from .frames import BindFrame, RefusedFrame, bind_faults
+from .frames import MOST_REASON, BindFrame, RefusedFrame, bind_faults
 from .metadata import Layout, record_bytes
 from .settings import TransferSettings
+
+MOST_FIELD = 200  # characters shown of one thing that differs
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,8 @@ class Terms:
 
     def refusal(self, bind: BindFrame, host: str) -> RefusedFrame | None:
         """The answer to a bind from `host` that cannot be; None = fine."""
-        fault = bind_faults(bind, self.settings.most_pages) or unreachable(bind.offer.host, host)
+        fault = bind_faults(bind, self.settings.most_pages) or undiallable(bind.offer)
+        fault = fault or unreachable(bind.offer.host, host)
         if fault is None and bind.aux_bytes < record_bytes(len(bind.pages)):
             fault = f"aux_bytes {bind.aux_bytes}: must be {record_bytes(len(bind.pages))} or more"
         if fault is not None:
@@ -38,12 +41,25 @@ class Terms:
         if bind.sums != self.settings.checksums:
             fields += (f"checksums {self.settings.checksums} here, {bind.sums} there",)
         if fields:
-            reason = f"layouts differ: {'; '.join(fields)}"
-            return RefusedFrame(kind="layout", reason=reason, fields=fields)
+            shown = tuple(field[:MOST_FIELD] for field in fields)
+            reason = f"layouts differ: {'; '.join(shown)}"[:MOST_REASON]
+            return RefusedFrame(kind="layout", reason=reason, fields=shown)
         if bind.expected is not None and bind.expected != self.generation:
-            reason = f"this is generation {self.generation}, {bind.expected} was asked for"
+            asked = bind.expected[:MOST_FIELD]
+            reason = f"this is generation {self.generation}, {asked} was asked for"
             return RefusedFrame(kind="generation", reason=reason)
         return None
+
+
+def undiallable(offer: Offer) -> str | None:
+    """A host or port that no socket takes, whatever the network is."""
+    if not 0 <= offer.port <= 65535:  # 0: backends that are reached by their blob
+        return f"offer port {offer.port}: must be 0 to 65535"
+    try:
+        offer.host.encode("idna")
+    except UnicodeError:
+        return f"offer host {offer.host[:MOST_FIELD]!r}: must be an address or a name"
+    return None
 
 
 def unreachable(told: str, seen: str) -> str | None:

@@ -32,6 +32,8 @@ from ..metrics import TransferMetrics
 from ..regions import PageOut, Region, Regions
 from ..settings import TransferSettings
 
+MOST_NAMED = 16  # regions that are named where all of them differ
+
 
 @dataclass(frozen=True, slots=True)
 class Offer:
@@ -54,10 +56,13 @@ class Offer:
         ]
         here = dict(zip(self.names, self.items, strict=False))
         there = dict(zip(other.names, other.items, strict=False))
-        for name in regions or other.names:
-            if here.get(name) != there.get(name) or name not in here:
-                sizes = (_size(side.get(name)) for side in (here, there))
-                wrong.append("region {} {} here, {} there".format(name, *sizes))
+        names = regions or other.names
+        differ = [n for n in names if here.get(n) != there.get(n) or n not in here]
+        for name in differ[:MOST_NAMED]:
+            sizes = (_size(side.get(name)) for side in (here, there))
+            wrong.append("region {} {} here, {} there".format(name, *sizes))
+        if len(differ) > MOST_NAMED:
+            wrong.append(f"{len(differ) - MOST_NAMED} regions more")
         return tuple(wrong)
 
 

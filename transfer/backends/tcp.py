@@ -107,8 +107,8 @@ class TcpBackend:
                 close(sock)
             if isinstance(error, TimeoutError):
                 raise Stalled(where, "data port does not answer", Stage.CONNECT) from error
-            if isinstance(error, OSError):
-                why = error.strerror or str(error)
+            if isinstance(error, OSError | UnicodeError):  # the latter: no name of a host
+                why = getattr(error, "strerror", None) or str(error)
                 raise PeerGone(where, f"data port: {why}", Stage.CONNECT) from error
             raise
         peer = TcpPeer(sock, offer, ticket, generation)
