@@ -80,9 +80,15 @@ class Accepted:
 class Directory:
     """The rank table of one prefill instance."""
 
-    def __init__(self, start: Generation, doubt_s: float = 60.0) -> None:
-        """`start` names this process's life: generations made here never meet another's."""
-        self._start, self._doubt_s = start, doubt_s
+    def __init__(
+        self, start: Generation, doubt_s: float = 60.0, owner: Generation | None = None
+    ) -> None:
+        """`start` names this process's life: generations made here never meet another's.
+
+        `owner`: the only life that may name itself here. A directory that ends with its instance
+        has one: it comes back empty, and a rank of the life before must not make it its own.
+        """
+        self._start, self._doubt_s, self._owner = start, doubt_s, owner
         self._lives = 0
         self._given: Generation | None = None  # what ranks of this table called their life
         self._past: deque[Generation] = deque(maxlen=PAST)
@@ -113,8 +119,8 @@ class Directory:
     ) -> Accepted:
         """Take a rank in. Raises Inconsistent or LateLife, and nothing is changed then."""
         life, cell = new.generation or generation, new.place.cell
-        if life is not None and life in self._past:
-            raise LateLife(life, self.generation)
+        if life is not None and (life in self._past or self._owner not in (None, life)):
+            raise LateLife(life, self._owner or self.generation)
         known = self._table.get(cell)
         moved = known is not None and known.address != new.address
         new_life = self._is_new_life(life, new, known if moved else None, now)

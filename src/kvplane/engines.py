@@ -28,16 +28,22 @@ class Directory(Composite):
     """One rank directory, alone or beside a prefill engine."""
 
     def __init__(
-        self, host: str, port: int, settings: DirectorySettings, tls: Tls | None = None
+        self,
+        host: str,
+        port: int,
+        settings: DirectorySettings,
+        tls: Tls | None = None,
+        owner: Generation | None = None,  # the instance it is part of
     ) -> None:
         super().__init__()
         self._host, self._port, self._settings, self._tls = host, port, settings, tls
+        self._owner = owner
 
     async def build(self) -> None:
         """The table, then its door."""
         clock, registry, settings = SystemClock(), new_registry(), self._settings
         rooms = RoomTable(settings.room_ttl_s, settings.most_rooms)
-        table = RankDirectory(Generation(secrets.token_hex(8)), settings.doubt_s)
+        table = RankDirectory(Generation(secrets.token_hex(8)), settings.doubt_s, self._owner)
         app = bootstrap_app(
             table, rooms, clock, settings, metrics=BootstrapMetrics(registry), registry=registry
         )
@@ -86,6 +92,7 @@ class EngineProcess(Composite):
         )
         if engine.settings.role is Role.PREFILL and engine.settings.nodes.leads:
             writers = directory_settings(told)
-            await self.begin(Directory(told["host"], told["bootstrap_port"], writers))
+            at, owner = (told["host"], told["bootstrap_port"]), engine.generation
+            await self.begin(Directory(*at, writers, owner=owner))
         await self.begin(engine)
         await self.begin(Server(engine.app, told["host"], told["port"], "engine"))

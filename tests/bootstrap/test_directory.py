@@ -55,6 +55,19 @@ def test_an_empty_directory_misses_nothing_and_is_not_complete() -> None:
     assert (table.missing(), table.complete(), table.topology()) == ([], False, None)
 
 
+def test_a_directory_that_came_back_empty_with_its_owner_is_no_older_lifes() -> None:
+    table = Directory(Generation("s"), owner=Generation("b"))
+    for _ in range(2):
+        with pytest.raises(LateLife, match="generation a was replaced by b"):
+            put(
+                table, attn_tp_size=2, attn_tp_rank=1, generation="a"
+            )  # before its owner, and after
+        put(table, attn_tp_size=2, attn_tp_rank=0, generation="b")
+    put(table, attn_tp_size=2, attn_tp_rank=1, generation="b")
+    assert table.complete()
+    assert table.generation == "b"
+
+
 @given(st.permutations(range(16)))
 def test_ranks_may_come_in_any_order_and_the_last_one_opens_the_gate(order: list[int]) -> None:
     table = directory()
