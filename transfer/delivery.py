@@ -91,6 +91,7 @@ class Delivery:
         believed = tamper.generation(room, ticket.generation)
         step.waiting_for = "its data port"
         peer = await backend.connect(bind.offer, ticket, believed, left_s())
+        meeting.clean = False  # until the peer says so: whatever ends us in between must not
         try:
             meeting.moved(Happened.FIRST_PAGE)
             step.waiting_for = "confirmation of the pages"
@@ -100,8 +101,10 @@ class Delivery:
             step.waiting_for = "confirmation of the metadata record"
             await backend.write_record(peer, tamper.metadata(room, said).encode(), left_s())
         finally:
-            await backend.close_peer(peer)
-            meeting.clean = peer.clean
+            try:
+                await backend.close_peer(peer)
+            finally:
+                meeting.clean = peer.clean
 
     async def _verdict(self, meeting: Meeting, pages: int, left_s: Callable[[], float]) -> None:
         """A decode rank that hears several of us speaks when the last of us has delivered."""

@@ -29,6 +29,11 @@ class TransferMetrics:
         self.writes = Counter(
             "kvplane_transfer_writes_total", "Writes posted to a peer", ["outcome"], registry=own
         )
+        self.abandoned = Counter(
+            "kvplane_transfer_abandoned_writes_total",
+            "Calls a transfer library had not ended when their source pages were given back",
+            registry=own,
+        )
         self.failures = Counter(
             "kvplane_transfer_failures_total",
             "Rooms that failed, by side and kind of failure",

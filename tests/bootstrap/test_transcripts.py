@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kit.directory import Reply, serving
+from kit.directory import Reply, Wire, serving
+from kit.ports import free_port
+
+from kvplane.children import Child
 
 VECTORS = Path(__file__).parents[1] / "vectors"
 LINES = [json.loads(line) for line in (VECTORS / "sglang-bootstrap.jsonl").read_text().splitlines()]
@@ -70,24 +73,46 @@ STORIES = [
 ][1:]
 
 
-@pytest.mark.parametrize("stories", [
+INSTANCES = [
     ["prefill-attn-dp2-tp2-pp2", "sender", "decode"], ["prefill-plain-dp2"], ["prefill-cp2"],
-], ids=" ".join)  # fmt: skip
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("stories", INSTANCES, ids=" ".join)
 async def test_what_sglangs_own_clients_send_is_answered(stories: list[str]) -> None:
     async with serving() as seat:
-        for story in stories:
-            for line in (line for line in STORIES if line["story"] == story):
-                asked = line["request"]
-                body = json.dumps(asked["json"]).encode() if "json" in asked else b""
-                headers = {k: v for k, v in asked["headers"].items() if k != "Content-Length"}
-                reply = await seat.wire.call(asked["method"], asked["path"], body, headers)
-                assert reply.status == 200, (story, line["step"], reply.text)
-                if asked["path"] == "/query_dp_ranks":
-                    assert reply.json() == {"12": 1}
-                if asked["method"] == "GET" and "target_tp_rank=1" in asked["path"]:
-                    assert reply.json() == registered(asked["path"])
+        await replay(seat.wire, stories)
         assert seat.directory.complete(seat.clock.now())
         assert seat.wire.opened == 1, "keep-alive: one connection for all stories"
+
+
+async def test_the_command_answers_every_story_of_sglangs_clients() -> None:
+    """`kvplane bootstrap --host 127.0.0.1 --port N`, a process of its own for each instance."""
+    for stories in INSTANCES:
+        port = free_port()
+        words = ["bootstrap", "--host", "127.0.0.1", "--port", str(port)]
+        child, wire = Child("bootstrap", words, f"http://127.0.0.1:{port}/health"), Wire(port)
+        await child.start()
+        try:
+            await replay(wire, stories)
+            assert (await wire.call("GET", "/ranks")).json()["complete"]
+        finally:
+            await wire.close()
+            await child.stop()
+
+
+async def replay(wire: Wire, stories: list[str]) -> None:
+    """All requests of these stories in order, each answered as their senders need it."""
+    for line in (line for story in stories for line in STORIES if line["story"] == story):
+        asked = line["request"]
+        body = json.dumps(asked["json"]).encode() if "json" in asked else b""
+        headers = {k: v for k, v in asked["headers"].items() if k != "Content-Length"}
+        reply = await wire.call(asked["method"], asked["path"], body, headers)
+        assert reply.status == 200, (line["story"], line["step"], reply.text)
+        if asked["path"] == "/query_dp_ranks":
+            assert reply.json() == {"12": 1}
+        if asked["method"] == "GET" and "target_tp_rank=1" in asked["path"]:
+            assert reply.json() == registered(asked["path"])
 
 
 def registered(path: str) -> dict[str, Any]:

@@ -102,6 +102,26 @@ async def test_our_deadline_counts_and_the_peer_is_not_clean_until_the_library_a
     assert decode.memory[0].tolist() == [7] * BYTES, "it landed after all"
 
 
+@pytest.mark.parametrize("wakes", [True, False])
+async def test_source_pages_are_given_back_when_no_library_reads_them_or_it_is_counted(
+    decode: Rank, wakes: bool
+) -> None:
+    prefill = await Rank().start(7, replace(SETTINGS, fence_s=20.0 if wakes else 0.05))
+    peer = await prefill.connect(decode.landing(0))
+    decode.engine.awake.clear()
+    with pytest.raises(Stalled):
+        await prefill.write(peer, 0, deadline_s=0.05)
+    closing = asyncio.ensure_future(prefill.backend.close_peer(peer))
+    if wakes:
+        await asyncio.wait({closing}, timeout=0.1)
+        assert not closing.done(), "the library may still read the page"
+        decode.engine.awake.set()
+    await asyncio.wait_for(closing, 10)
+    assert prefill.backend._metrics.abandoned._value.get() == (0 if wakes else 1)
+    decode.engine.awake.set()
+    await prefill.backend.stop()
+
+
 async def test_staged_bytes_stay_until_the_library_has_read_them(
     prefill: Rank, decode: Rank
 ) -> None:

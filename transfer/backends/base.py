@@ -15,8 +15,8 @@ Open it to change what every backend promises.
 2. No silent retry: a retry is a new attempt in a new room.
 3. After `fence` returned no late byte can reach the landing's pages. Time alone is no proof. A
    one-sided backend needs to know whether the sender is *clean*: nothing of it is under way.
-4. Failures are PeerGone, Stalled, Refused, NotRegistered; cancel stops the write and returns only
-   when the source pages are no longer read.
+4. Failures are PeerGone, Stalled, Refused, NotRegistered. When close_peer returned the source pages
+   are no longer read, also where a write was cancelled (one-sided: or it is counted, see onesided).
 """
 
 from __future__ import annotations

@@ -11,6 +11,7 @@ is clean. Open it to change what a one-sided backend promises.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
@@ -26,6 +27,8 @@ from .onesided_plan import BadReach, Move, batches, moves, target, write_fault
 from .onesided_session import MakeEngine, Session, Sessions
 from .onesided_slots import Staging
 from .onesided_work import Stop, Workers
+
+log = logging.getLogger(__name__)
 
 
 class OneSidedBackend:
@@ -204,17 +207,28 @@ class OneSidedBackend:
             peer.ended(error)
             self._drop(peer)
 
-        peer.jobs += 1
+        peer.begun()
         whom = peer.target.reach.session
         await self._workers.run(whom, peer.address, call, deadline_s, ended, stage)
 
     async def close_peer(self, peer: Peer) -> None:
-        """Nothing new leaves through it; what is under way makes it unclean. Never raises."""
+        """Nothing new leaves through it, and our pages are not read for it any more.
+
+        A call that a library does not end within `fence_s` is left behind and counted: it goes to
+        a landing that the decode has fenced, whatever our pages hold by then.
+        """
         assert isinstance(peer, OneSidedPeer)
-        if peer.open:
-            peer.open = False
-            self._peers.discard(peer)
-            self._drop(peer)
+        if not peer.open:
+            return
+        peer.open = False
+        self._peers.discard(peer)
+        self._drop(peer)
+        try:
+            await peer.quiet(self._settings.fence_s)
+        finally:
+            if not peer.idle.is_set():
+                self._metrics.abandoned.inc()
+                log.warning("library call left behind backend=%s peer=%s", self.name, peer.address)
 
     def _drop(self, peer: OneSidedPeer) -> None:
         """Closed, and no thread is in a call: the session may go on without it."""

@@ -52,6 +52,8 @@ class OneSidedPeer:
         self.written: set[int] = set()  # pages
         self.open = True
         self.jobs = 0  # calls that a thread may be in
+        self.idle = asyncio.Event()  # none: nobody reads our pages for it
+        self.idle.set()
         self.posted = self.failed = self.recorded = False
 
     @property
@@ -59,8 +61,29 @@ class OneSidedPeer:
         """Nothing is under way, and no write failed that had left."""
         return not self.jobs and not self.failed
 
+    def begun(self) -> None:
+        """A thread may be in a call now."""
+        self.jobs += 1
+        self.idle.clear()
+
     def ended(self, error: BaseException | None) -> None:
         """One call less. Refused is said before anything leaves."""
         self.jobs -= 1
+        if not self.jobs:
+            self.idle.set()
         if error is not None and self.posted and not isinstance(error, Refused):
             self.failed = True
+
+    async def quiet(self, most_s: float) -> None:
+        """Until no thread is in a call, at most so long, however often we are cancelled."""
+        waiting = asyncio.ensure_future(self.idle.wait())
+        loop, cancelled = asyncio.get_running_loop(), None
+        until = loop.time() + most_s
+        while not waiting.done() and loop.time() < until:
+            try:
+                await asyncio.wait({waiting}, timeout=until - loop.time())
+            except asyncio.CancelledError as error:
+                cancelled = error  # said again once our pages are our own
+        waiting.cancel()
+        if cancelled is not None:
+            raise cancelled
