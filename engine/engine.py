@@ -47,7 +47,7 @@ from .network import Network
 from .prefill import Prefill
 from .publisher import Publisher, free_range
 from .sequence import Emit, Sequences
-from .settings import EngineSettings
+from .settings import FOLLOW, EngineSettings
 from .team import Gives
 from .unit import Unit
 
@@ -107,7 +107,7 @@ class Engine:
                 settings, self.generation, self.units, self._network, handing, self._clock, meeting
             )
         self._prefill = Prefill(
-            settings, handing, faults, self._network.registered,
+            settings, handing, faults, self._network.registered, self._network.placed,
             self._begin, record, self._clock, tokenizer.decode,
         )  # fmt: skip
         self._decode = Decode(settings, sequences, faults, record, self._clock, self.metrics)
@@ -243,4 +243,5 @@ class Engine:
                 said = f"routed_dp_rank = {ask.dp_rank}: must be 0 to {size - 1}"
                 raise BadRequest("routed_dp_rank", said)
             return ask.dp_rank
-        return None if ask.room is None else ask.room % size
+        in_turn = self.settings.role is Role.PREFILL and self.settings.load_balance != FOLLOW
+        return None if ask.room is None or in_turn else ask.room % size

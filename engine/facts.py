@@ -43,7 +43,7 @@ def server_info(
         "context_length": settings.context_length,
         "max_total_num_tokens": settings.blocks * settings.block_size,
         "max_total_tokens": settings.blocks * settings.block_size,
-        "load_balance_method": "follow_bootstrap_room",
+        "load_balance_method": settings.load_balance,
         "version": _version(),
         "kv_events": _events(settings, units[0]),
         "kvplane": {

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 
 from kvplane.bootstrap import (
@@ -31,7 +31,7 @@ from kvplane.transfer import (
     TransferMetrics,
     TransferSettings,
 )
-from kvplane.vocabulary import Generation, Role, Shape, StageRecord
+from kvplane.vocabulary import Generation, Role, Room, Shape, StageRecord
 
 from .cells import Cell
 from .faults import DisturbedResolver, Faults
@@ -124,6 +124,11 @@ class Network:
         """Can decodes find the ranks of this dp rank?"""
         assert self._registrar is not None, "only a prefill registers"
         return self._registrar.unit(dp_rank)
+
+    def placed(self, room: Room, dp_rank: int) -> AbstractAsyncContextManager[None]:
+        """While inside, the directory tells decodes which dp rank has this room."""
+        assert self._registrar is not None, "only a prefill registers"
+        return self._registrar.placed(room, dp_rank)
 
     def not_ready(self) -> str | None:
         """Why a prefill cannot be found yet."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from functools import partial
 
 from kvplane.runtime import Clock
@@ -23,7 +24,7 @@ from .handing import Handing
 from .pieces import Written
 from .registration import Registered
 from .sequence import Emit
-from .settings import EngineSettings
+from .settings import FOLLOW, EngineSettings
 from .team import Gives
 from .unit import Unit
 
@@ -37,13 +38,14 @@ class Prefill:
         handing: Handing,
         faults: Faults,
         registered: Callable[[int], Registered],
+        placed: Callable[[Room, int], AbstractAsyncContextManager[None]],
         begin: Callable[[Ask, int, int], Sequence[Gives]],
         record: Callable[[StageRecord], None],
         clock: Clock,
         decode: Callable[[Sequence[int]], str],
     ) -> None:
         self._settings, self._handing, self._faults = settings, handing, faults
-        self._registered, self._begin = registered, begin
+        self._registered, self._placed, self._begin = registered, placed, begin
         self._record, self._clock, self._decode = record, clock, decode
 
     async def run(self, unit: Unit, ask: Ask, emit: Emit) -> None:
@@ -54,7 +56,8 @@ class Prefill:
         try:
             await self._register(unit, room)
             begin = partial(self._begin, ask, unit.dp_rank)
-            token, cached = await self._handing.run(unit, room, ask.ids, ask.salt, begin)
+            async with self._found(unit, ask, room):
+                token, cached = await self._handing.run(unit, room, ask.ids, ask.salt, begin)
         except asyncio.CancelledError:
             team.fail(room, "its request was cancelled")
             raise
@@ -81,8 +84,17 @@ class Prefill:
         if error is not None:
             raise error
 
+    def _found(self, unit: Unit, ask: Ask, room: Room) -> AbstractAsyncContextManager[None]:
+        """Where a decode cannot know the dp rank, the directory is told while the room lives."""
+        asked = ask.prefill_dp_rank is None and self._settings.dp > 1
+        if asked and self._settings.load_balance != FOLLOW:
+            return self._placed(room, unit.dp_rank)
+        return nullcontext()
+
     def _same_rank(self, unit: Unit, ask: Ask, room: Room) -> None:
         """Unless told, a decode looks for this room at rank room mod dp: refuse another one."""
+        if self._settings.load_balance != FOLLOW:
+            return
         follows = room % self._settings.dp
         if ask.prefill_dp_rank is None and unit.dp_rank != follows:
             reason = (

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
 from kvplane.bootstrap import BootstrapClient, BootstrapError, NotRegistered, Registration
 from kvplane.runtime import Clock, backoff
-from kvplane.vocabulary import Generation
+from kvplane.vocabulary import Generation, Room, Stage
 
 from .cells import Cell, missing
+from .errors import RoomFailed
 from .metrics import EngineMetrics
 from .model import PAGE_TOKENS
 from .settings import EngineSettings
@@ -94,6 +96,24 @@ class Registrar:
             return Registered(False, took_s, f"{missing(names, there)}: {first}")
         address = self._settings.bootstrap_address
         return Registered(True, took_s, f"{len(cells)} ranks are registered at {address}")
+
+    @asynccontextmanager
+    async def placed(self, room: Room, dp_rank: int) -> AsyncIterator[None]:
+        """While inside, decodes that ask the directory for this room are sent to `dp_rank`.
+
+        Raises RoomFailed of stage register where the directory does not take it.
+        """
+        address = self._settings.bootstrap_address
+        try:
+            await self._client.register_dp_rank(address, room, dp_rank, self._try_s)
+        except BootstrapError as error:
+            why = f"its dp rank {dp_rank} cannot be told: {error}"
+            raise RoomFailed(room, Stage.REGISTER, why) from error
+        try:
+            yield
+        finally:
+            with suppress(BootstrapError):  # then it goes when its time is over
+                await self._client.forget_rooms(address, [room], self._try_s)
 
     async def keep(self) -> None:
         """Register, then stay registered."""
@@ -193,7 +213,7 @@ class Registrar:
             "page_size": PAGE_TOKENS,
             "kv_cache_dtype": DTYPE,
             "kv_layout": LAYOUT,
-            "load_balance_method": "follow_bootstrap_room",
+            "load_balance_method": self._settings.load_balance,
             "prefill_http_port": self._http_port or None,
             "decode_allocation_policy": "early",
             "generation": self._generation,

@@ -16,6 +16,10 @@ from .nodes import Nodes
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 
+FOLLOW, ROUND_ROBIN = "follow_bootstrap_room", "round_robin"
+METHODS = (FOLLOW, ROUND_ROBIN)  # room modulo dp; or in turn, and decodes ask the directory
+
+
 @dataclass(frozen=True, slots=True)
 class EngineSettings:
     """One engine process. Raises BadSetting where a value cannot be."""
@@ -40,6 +44,7 @@ class EngineSettings:
     nnodes: int = 1  # processes that share out the tp x pp ranks of a prefill
     node_rank: int = 0  # which of them this is; node 0 has the door and the rank directory
     dist_init_addr: str | None = None  # host:port where node 0 gathers the others
+    load_balance: str = FOLLOW  # how a prefill's dp rank is found where a request names none
     backend: str = "tcp"  # how pages travel: a name of transfer's table
     checksums: bool = True  # per page; off only to show that the model notices by itself
     faults: bool | None = None  # serve /fault and /truth; None = on loopback only
@@ -77,6 +82,9 @@ class EngineSettings:
             raise BadSetting("bootstrap_port", self.bootstrap_port, want)
         if self.block_size != PAGE_TOKENS:
             raise BadSetting("block_size", self.block_size, f"must be {PAGE_TOKENS}")
+        if self.load_balance not in METHODS:
+            want = f"must be one of {', '.join(METHODS)}"
+            raise BadSetting("load_balance_method", self.load_balance, want)
         if self.event_form not in ("vllm", "sglang"):
             raise BadSetting("event_form", self.event_form, "must be vllm or sglang")
         self._check_nodes()

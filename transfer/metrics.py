@@ -26,6 +26,10 @@ class TransferMetrics:
             ["direction"],
             registry=own,
         )
+        self._outcomes(own)
+
+    def _outcomes(self, own: CollectorRegistry) -> None:
+        """How writes and rooms went."""
         self.writes = Counter(
             "kvplane_transfer_writes_total", "Writes posted to a peer", ["outcome"], registry=own
         )

@@ -86,7 +86,10 @@ class EngineProcess(Composite):
             "block_size model context_length tp pp dp nnodes node_rank dist_init_addr backend "
             "checksums faults"
         )
-        values = {name: told[name] for name in names.split()} | {"bootstrap_key": told["write_key"]}
+        values = {name: told[name] for name in names.split()} | {
+            "bootstrap_key": told["write_key"],
+            "load_balance": told["load_balance_method"],
+        }
         engine = Engine(
             EngineSettings(role=Role(told["role"]), **values), SystemClock(), new_registry()
         )

@@ -216,6 +216,12 @@ ENGINE_KEYS = (
     Key("tp", whole(1, 64), 1, "tensor ranks"),
     Key("pp", whole(1, 64), 1, "pipeline ranks"),
     Key("dp", whole(1, 64), 1, "data-parallel ranks, each a cache of its own"),
+    _one_of(
+        "load_balance_method",
+        ("follow_bootstrap_room", "round_robin"),
+        "follow_bootstrap_room",
+        "dp rank of a room that names none; round_robin: the directory is told",
+    ),
     Key("nnodes", whole(1, 64), 1, "processes that share out the ranks of one prefill"),
     Key("node_rank", whole(0, 63), 0, "which of them this is; 0 has the HTTP door"),
     Key("dist_init_addr", text, None, "host:port where node 0 gathers the others"),

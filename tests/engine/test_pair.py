@@ -201,6 +201,26 @@ async def test_a_dp_rank_is_found_by_its_room_and_by_its_name(start: Start) -> N
     assert "room 2004 belongs to dp rank 0 of 2" in answer["error"]["message"]
 
 
+async def test_a_prefill_that_takes_turns_tells_its_directory_who_has_a_room_until_it_is_over(
+    start: Start,
+) -> None:
+    two, one = await pair(start, dp=2, load_balance="round_robin"), await start()
+    for room in (2000, 2002, 2004):  # all would be dp rank 0's
+        _, (status, decode) = await two.post("/generate", **ask(60, room), **two.triple(room))
+        assert status == 200, decode
+        assert decode["output_ids"] == await one.tokens(**ask(60, room))
+    assert all(unit.cache.blocks() for unit in two.prefill.engine.units), "both took a turn"
+    async with aiohttp.ClientSession() as session:
+        url = f"http://{two.prefill.engine.settings.bootstrap_address}"
+        body = {"bootstrap_rooms": [2000, 2002, 2004]}
+        async with session.post(f"{url}/query_dp_ranks", json=body) as answer:
+            assert await answer.json() == {}, "forgotten when they were over"
+        async with session.get(f"{url}/route?prefill_dp_rank=-1&prefill_cp_rank=-1"
+                               "&target_tp_rank=-1&target_pp_rank=-1") as answer:  # fmt: skip
+            assert (await answer.json())["follow_bootstrap_room"] is False
+    await two.idle()
+
+
 async def test_a_role_without_a_room_or_with_one_twice_says_so(start: Start) -> None:
     two = await pair(start)
     for side in (two.prefill, two.decode):
