@@ -20,6 +20,7 @@ from collections.abc import Callable, Mapping
 from kvplane.runtime import Clock, SystemClock, cancel
 from kvplane.vocabulary import Generation
 
+from .access import Writer, is_local
 from .addresses import Address
 from .errors import NodeLost, NodesMissing
 from .joining import (
@@ -42,6 +43,10 @@ from .wire import Closed, Wire
 log = logging.getLogger(__name__)
 
 Watcher = Callable[[NodeState], None]
+ELSEWHERE = (
+    "must be on this machine; to join from elsewhere start all nodes with the same --write-key "
+    "KEY, or node 0 with --open-writes"
+)
 
 
 class Leader:
@@ -175,7 +180,7 @@ class Leader:
             return None
         finally:
             self._strangers -= 1
-        no = self._judge(hello, nonce) if isinstance(hello, Hello) else No("garbage", "no hello")
+        no = self._judge(wire, hello, nonce)
         if no is None and isinstance(hello, Hello):
             wire.post(self._welcome(hello, nonce))
             return hello
@@ -183,7 +188,12 @@ class Leader:
         self._refuse(wire, no)
         return None
 
-    def _judge(self, hello: Hello, nonce: bytes) -> No | None:
+    def _judge(self, wire: Wire, hello: object, nonce: bytes) -> No | None:
+        if not isinstance(hello, Hello):
+            return No("garbage", "no hello")
+        known = self._secret or self._settings.open_joins
+        if not known and not is_local(Writer(wire.host, wire.reached)):
+            return No("address", f"node at {wire.host}: {ELSEWHERE}")
         if not is_signed(self._secret, "node", nonce, hello.nonce, hello):
             return No("secret", "secret (--write-key): must be the same on all nodes")
         return self._roster.refusal(hello)

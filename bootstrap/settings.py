@@ -79,3 +79,4 @@ class RendezvousSettings:
     most_asks: int = 1024  # unanswered per node
     most_bytes: int = 16 * 1024 * 1024  # of one question or answer
     most_strangers: int = 64  # connections that have not joined yet
+    open_joins: bool = False  # without a secret, nodes of other machines may join too

@@ -35,6 +35,8 @@ class Wire:
         self.heard_at = clock.now()  # any byte is a sign of life
         host, port = (writer.get_extra_info("peername") or ("unknown", 0))[:2]
         self.peer = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self.host: str = host
+        self.reached: str | None = (writer.get_extra_info("sockname") or (None,))[0]  # of ours
 
     def allow(self, most_bytes: int) -> None:
         """From now on frames may be this long."""

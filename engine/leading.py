@@ -54,7 +54,8 @@ class Leading:
         told = Announced(generation, settings.advertised, settings.bootstrap_port, settings.facts)
         self._leader = Leader(
             self._at, settings.nnodes, told, clock,
-            RendezvousSettings(silent_s=settings.node_silent_s), metrics, settings.bootstrap_key,
+            RendezvousSettings(silent_s=settings.node_silent_s, open_joins=settings.open_writes),
+            metrics, settings.bootstrap_key,
         )  # fmt: skip
         self._known: dict[int, Ranks] = {}  # of nodes that are in
         self._asking: dict[int, asyncio.Task[None]] = {}

@@ -31,6 +31,7 @@ class EngineSettings:
     bootstrap_host: str | None = None  # prefill: where its rank directory listens; None = host
     bootstrap_port: int = 8998
     bootstrap_key: str = field(default="", repr=False)  # what the directory wants of who registers
+    open_writes: bool = False  # nodes of other hosts may join without that key
     events_port: int = 5557  # of dp rank 0, rank r is r higher; 0 = free ones
     replay_port: int = 5657  # the same; apart from events by more than any dp
     event_form: str = "vllm"  # whose form events have: vllm | sglang

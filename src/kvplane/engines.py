@@ -88,6 +88,7 @@ class EngineProcess(Composite):
         )
         values = {name: told[name] for name in names.split()} | {
             "bootstrap_key": told["write_key"],
+            "open_writes": told["open_writes"],
             "load_balance": told["load_balance_method"],
         }
         engine = Engine(

@@ -195,7 +195,10 @@ DEMO_KEYS = (
 )
 WRITE_KEY = Key("write_key", text, "", "key that ranks need to register: Authorization: Bearer")
 OPEN_WRITES = Key(
-    "open_writes", switch, False, "let ranks of other hosts register without a key or certificate"
+    "open_writes",
+    switch,
+    False,
+    "let ranks and nodes of other hosts in without a key or certificate",
 )
 ENGINE_KEYS = (
     _one_of("role", ("prefill", "decode", "both"), "both", "what it does with a request"),

@@ -260,3 +260,19 @@ async def test_garbage_on_a_joined_link_ends_that_link_only() -> None:
         assert "node 1 of 3 was lost" in here.leader.missing()
         assert await here.leader.ask(2, b"x") == b"echo x"
         await raw.leave()
+
+
+@pytest.mark.parametrize("how", ["closed", "open", "secret"])
+async def test_a_node_of_another_machine_needs_the_secret_or_an_open_door(
+    how: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """FR-BS-05 for nodes: whoever knows the facts must not fence a real node from afar."""
+    monkeypatch.setattr("kvplane.bootstrap.rendezvous.is_local", lambda who: False)
+    secret = "s" if how == "secret" else ""
+    async with hall(2, open_joins=how == "open", secret=secret) as here:
+        node = here.node(1)
+        if how != "closed":
+            await node.join(20.0)
+            return
+        with pytest.raises(NotWelcome, match=r"must be on this machine.*--write-key"):
+            await node.join(20.0)
