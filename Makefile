@@ -7,6 +7,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
+WORKERS ?= 2
 # Through the links, so that ruff sees kvplane.index and not a bare index.
 PACKAGES := index events bootstrap transfer router engine
 SOURCE := src $(PACKAGES:%=src/kvplane/%) tests bench
@@ -44,8 +45,9 @@ check: $(VENV)/.test
 	$(BIN)/ruff check $(SOURCE)
 	$(BIN)/mypy
 
+# A file stays with one worker, so that planes of processes are started once.
 test: check
-	$(BIN)/pytest $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile $(ARGS)
 
 # The packages of these backends are big, and nixl-cu12 asks for torch, which host memory needs not:
 # they have a venv of their own, nothing else is tested there, and what cannot run says why.

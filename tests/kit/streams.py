@@ -41,6 +41,17 @@ def number(sequence: int) -> bytes:
     return sequence.to_bytes(8, "big")
 
 
+def _bound(sock: zmq.asyncio.Socket, address: str) -> bool:
+    """Whether it listens now: ZMQ lets go of an address some time after a socket was closed."""
+    try:
+        sock.bind(address)
+    except zmq.ZMQError as error:
+        if error.errno != zmq.EADDRINUSE:
+            raise
+        return False
+    return True
+
+
 @dataclass
 class Publisher:
     """PUB and ROUTER of one engine, with what the tests need to go wrong.
@@ -70,14 +81,15 @@ class Publisher:
         self._pub = self._context.socket(zmq.XPUB)  # XPUB sees subscriptions come: no sleeping
         self._pub.setsockopt(zmq.XPUB_VERBOSE, 1)
         self._pub.setsockopt(zmq.IPV6, 1)
-        self._pub.bind(self.events)
+        await until(lambda: _bound(self._pub, self.events), what=f"{self.events} to be free")
         self._tasks: list[asyncio.Task[None]] = []
         self.subscribed = 0
         self._tasks.append(asyncio.create_task(self._watch()))
         if self.replay:
             self._router = self._context.socket(zmq.ROUTER)
             self._router.setsockopt(zmq.IPV6, 1)
-            self._router.bind(self.replay)
+            replay = self.replay
+            await until(lambda: _bound(self._router, replay), what=f"{replay} to be free")
             self._tasks.append(asyncio.create_task(self._serve()))
         return self
 
