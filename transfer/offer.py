@@ -84,8 +84,10 @@ class Offers:
     async def deliver(
         self, room: Room, pages: Sequence[int], metadata: Metadata, deadline_s: float
     ) -> None:
-        """Wait until a decode bound this room, send, and return on its good verdict.
+        """Wait until all decode ranks bound this room, send, and return on their good verdicts.
 
+        The wait for them is bounded by the lease (`bootstrapping_s`, renewed by those who queue);
+        `deadline_s` counts from the last bind.
         `pages` are ours, in prompt order, those a decode says it holds already included (they are
         skipped). room, generation, pages, page_sums, attempt of `metadata` are filled in here.
         Raises TransferError; the pages are not read any more when this returns or raises.
