@@ -1,6 +1,6 @@
 """Handing: compute a prompt and hand over its pages; what every node of a prefill does for a room.
 
-Edge. prefill.py runs it for a request, follower.py for what node 0 asks. Open it to change the
+Edge. prefill.py runs it for a request, following.py for what node 0 asks. Open it to change the
 order of what happens between a prompt and the decode's verdict.
 
     lease -> (others begin) -> fill -> all ranks deliver, here and elsewhere -> first token

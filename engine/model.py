@@ -1,7 +1,7 @@
 """Model: what follows these tokens, given the KV that lies in these pages?
 
-Pure: numpy in, numpy out; the weights come from a seed. cache.py decides which pages, work.py calls
-this from the compute thread. Open it to change the arithmetic; raise REVISION when you do.
+Pure: numpy in, numpy out; the weights come from a seed. cache.py decides which pages, sequence.py
+calls this from the compute thread. Open it to change the arithmetic; raise REVISION when you do.
 
 It is small, but a sharp witness of right KV in the right place:
   * K lies in the page unrotated, its position is applied when the page is read: order matters.

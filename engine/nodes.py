@@ -2,7 +2,7 @@
 
 Pure. A prefill of several processes shares out the ranks of every dp rank, evenly and in the order
 of world ranks, as SGLang does. Node 0 has the HTTP door and the rank directory; every node computes
-every prompt and hands on what its own ranks own (leader.py, follower.py). Open it to share out
+every prompt and hands on what its own ranks own (leading.py, following.py). Open it to share out
 another way.
 
     tp 4, 2 nodes:         node 0 has tp=0, tp=1     node 1 has tp=2, tp=3

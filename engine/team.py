@@ -28,7 +28,7 @@ Released = Callable[[Sequence[int]], None]
 
 
 class Gives(Protocol):
-    """Who delivers a part of a room: a rank of ours, or a node with others (leader.py)."""
+    """Who delivers a part of a room: a rank of ours, or a node with others (leading.py)."""
 
     @property
     def name(self) -> str: ...

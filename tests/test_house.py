@@ -6,6 +6,7 @@ Reads the source with ast, never imports it, so that a broken package is still r
 from __future__ import annotations
 
 import ast
+import re
 from functools import cache
 from pathlib import Path
 
@@ -140,6 +141,17 @@ def test_a_file_says_what_it_is(path: Path) -> None:
     inside = path.parent.name in PACKAGES or path.parent.parent.name in PACKAGES
     if inside and path.name not in ("__init__.py", "settings.py", "errors.py", "metrics.py"):
         assert kind_of(path), f"docstring names none of {KINDS}"
+
+
+@every_file
+def test_files_that_a_docstring_names_exist(path: Path) -> None:
+    """A reader follows them; a file that was renamed leaves none behind."""
+    known = {file.name for file in (*files(), *Path(__file__).parent.rglob("*.py"))}
+    kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    for node in ast.walk(tree_of(path)):
+        text = (ast.get_docstring(node) or "") if isinstance(node, kinds) else ""
+        for name in re.findall(r"\b[a-z_]+\.py\b", text):
+            assert name in known, f"names {name}, which is nowhere"
 
 
 @every_file
