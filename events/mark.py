@@ -4,18 +4,20 @@ Pure. One row under a key that no engine can produce, without copies, so that no
 written in the same atomic step as the blocks. Used by writer.py. Open it when a restart of ours
 must know one more thing.
 
-    b"!" -> Row(block = digest of the last batch applied, parent = first batch known, or None
-            where nothing is missing)
+    b"!" -> Note(u64 digest of the last batch applied, i64 first batch known, -1 where nothing is
+            missing); little-endian
 """
 
 from __future__ import annotations
 
+import struct
+from collections.abc import MutableMapping
 from dataclasses import dataclass
 
-from kvplane.index import Row
-from kvplane.vocabulary import BlockHash
+from kvplane.index import Note, Value
 
 KEY = b"!"
+_MARK = struct.Struct("<Qq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +27,15 @@ class Mark:
     digest: int  # of the payload of the last batch
     known_from: int | None = None  # batches before it are unknown
 
-    def row(self, block_size: int) -> Row:
-        """As a row of the table; `block_size` is the worker's, to look like its others."""
-        above = None if self.known_from is None else BlockHash(self.known_from)
-        return Row(BlockHash(self.digest), above, (0, 0, 0, 0), max(1, block_size))
+    def note(self) -> Note:
+        """As a value of the table."""
+        return Note(_MARK.pack(self.digest, -1 if self.known_from is None else self.known_from))
 
 
-def take(table: dict[bytes, Row]) -> Mark | None:
-    """Take the mark out of a table, so that only blocks are left."""
-    row = table.pop(KEY, None)
-    return None if row is None else Mark(row.block, row.parent)
+def take(table: MutableMapping[bytes, Value]) -> Mark | None:
+    """Take the mark out of a table, so that what is left is the translator's."""
+    note = table.pop(KEY, None)
+    if not isinstance(note, Note):
+        return None
+    digest, known_from = _MARK.unpack(note.data)
+    return Mark(digest, None if known_from < 0 else known_from)

@@ -18,7 +18,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
-from kvplane.index import TIERS, Row, extend, seed
+from kvplane.index import TIERS, Row, Value, extend, seed
 from kvplane.vocabulary import (
     BlockHash,
     Change,
@@ -93,10 +93,11 @@ class Translator:
         worker: Worker,
         epoch: Epoch,
         model: str,
-        table: Mapping[bytes, Row],
+        table: Mapping[bytes, Value],
         copies: bool = True,
     ) -> None:
-        self.worker, self.epoch, self.table = worker, epoch, dict(table)
+        self.worker, self.epoch = worker, epoch
+        self.table = {key: row for key, row in table.items() if isinstance(row, Row)}
         self._model, self._copies = model, copies
         self._group = _group_of(self.table)
 

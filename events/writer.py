@@ -23,10 +23,10 @@ from kvplane.index import (
     Outcome,
     Position,
     Repeat,
-    Row,
     StaleEpoch,
     Store,
     StoreDown,
+    Value,
 )
 from kvplane.runtime import Clock, backoff
 from kvplane.vocabulary import Change, ClearReason, Epoch, Knowledge, Known, Worker
@@ -73,7 +73,7 @@ class Writer:
         self._translator = translator
         self._first: int | None = None  # of what is gathered and not flushed
         self._changes: list[Change] = []
-        self._rows: dict[bytes, Row | None] = {}
+        self._rows: dict[bytes, Value | None] = {}
         self._reset = False
         self._ts = 0.0
 
@@ -95,7 +95,7 @@ class Writer:
         copies = self._dialect.copies
         self._empty(Translator(self.worker, self.epoch, self._model, table, copies))
 
-    async def _read(self) -> tuple[Position, dict[bytes, Row]]:
+    async def _read(self) -> tuple[Position, dict[bytes, Value]]:
         """Position and table of one moment: another ingest may move both meanwhile."""
         position = await self._store.position(self.worker)
         while True:
@@ -201,9 +201,8 @@ class Writer:
         if self._first is None:
             return
         assert self.last is not None, "a gathered batch has a number"
-        sizes = (row.block_size for row in self._rows.values() if row)
-        marked = mark.Mark(self._seen[self.last], self.known_from).row(next(sizes, 1))
-        rows = {**self._rows, mark.KEY: marked}
+        marked = mark.Mark(self._seen[self.last], self.known_from).note()
+        rows: dict[bytes, Value | None] = {**self._rows, mark.KEY: marked}
         changes = tuple(self._changes)
         batch = Batch(self.worker, self.epoch, self._first, self.last, changes, rows, self._reset)
         outcome = await self._patiently(lambda: self._store.apply(batch))

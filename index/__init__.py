@@ -7,7 +7,15 @@ follower move bytes; api and client speak HTTP. Knows neither engines nor reques
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from .errors import BadValue, CursorGone, IndexFault, IndexRefused, ShardsFixed, StoreDown
+from .errors import (
+    BadValue,
+    CursorGone,
+    IndexFault,
+    IndexRefused,
+    ShardsFixed,
+    StoreDown,
+    StoreUnfit,
+)
 from .follower import Follower
 from .hashing import Tokens, chain, extend, from_hex, pack, seed, to_hex
 from .metrics import IndexMetrics, ViewCollector
@@ -23,12 +31,12 @@ from .stores.base import (
     Outcome,
     Position,
     Repeat,
-    Row,
     Snapshot,
     StaleEpoch,
     Store,
     WorkerState,
 )
+from .stores.rows import Note, Row, Value, group_key, group_of, rule_key
 from .view import Facts, Size, View
 
 if TYPE_CHECKING:
@@ -54,6 +62,7 @@ __all__ = [
     "IndexRefused",
     "IndexSettings",
     "MemoryStore",
+    "Note",
     "Outcome",
     "Position",
     "RedisStore",
@@ -65,16 +74,21 @@ __all__ = [
     "StaleEpoch",
     "Store",
     "StoreDown",
+    "StoreUnfit",
     "Tokens",
+    "Value",
     "View",
     "ViewCollector",
     "WorkerState",
     "chain",
     "extend",
     "from_hex",
+    "group_key",
+    "group_of",
     "index_app",
     "pack",
     "rank",
+    "rule_key",
     "seed",
     "to_hex",
 ]

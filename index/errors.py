@@ -43,9 +43,21 @@ class CursorGone(IndexFault):
 
     cursor: str
     reason: str
+    shards: frozenset[int] = frozenset()  # whose stream it is; empty = all
 
     def __str__(self) -> str:
         return f"cursor {self.cursor!r}: {self.reason}; take a snapshot"
+
+
+@dataclass(eq=False)
+class StoreUnfit(IndexFault):
+    """The store must not be used as it is set up: it could lose keys, or its format is another."""
+
+    store: str  # address without credentials
+    reason: str  # names the setting, its value and what would be right
+
+    def __str__(self) -> str:
+        return f"store {self.store}: {self.reason}"
 
 
 @dataclass(eq=False)

@@ -31,9 +31,10 @@ from kvplane.vocabulary import (
 
 from .forest import Forest, Step
 from .runs import TIERS as TIER_COUNT
+from .stores.rows import Row, decode, group_of
 
 if TYPE_CHECKING:
-    from .stores.base import Row, Snapshot
+    from .stores.base import Snapshot
 
 TIERS = (Tier.GPU, Tier.CPU, Tier.DISK, Tier.REMOTE)  # order of counts and of slots
 _NUMBER = {tier: number for number, tier in enumerate(TIERS)}
@@ -145,9 +146,10 @@ class View:
         self.become(View())
         for state in snapshot.workers:
             facts = self._facts[state.worker] = Facts(state.worker, state.epoch, last=state.last)
-            facts.known = state.known
+            facts.known = state.known[-1] if state.known else None
+            values = [decode(value) for key, value in state.table.items() if group_of(key) is None]
             for tier in TIERS:
-                rows = [row for row in state.rows.values() if row.copies[_NUMBER[tier]]]
+                rows = [v for v in values if isinstance(v, Row) and v.copies[_NUMBER[tier]]]
                 for parent, blocks in _chains(rows):
                     size = rows[0].block_size
                     stored = Stored(state.worker, state.epoch, tier, parent, blocks, size)

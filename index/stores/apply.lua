@@ -19,6 +19,6 @@ for i = first_row, #ARGV, 4000 do -- even, so that a key stays with its row
 end
 redis.call('HSET', KEYS[1], 'l', ARGV[3])
 local n = redis.call('INCR', KEYS[4])
-local id = redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[7], '*', 'v', '1', 'n', n,
+local id = redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[7], '*', 'v', '2', 'n', n,
   'w', ARGV[5], 'e', ARGV[1], 'l', ARGV[3], 'c', ARGV[6])
 return {'applied', id, n}

@@ -15,48 +15,16 @@ An overlap applies whole, because rows are absolute. `reset` skips the gap check
 
 from __future__ import annotations
 
-import struct
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-from kvplane.vocabulary import BlockHash, Change, Cursor, Epoch, Known, Tier, Worker
+from kvplane.vocabulary import Change, Cursor, Epoch, Knowledge, Known, Tier, Worker
+
+from .rows import Value
 
 TIERS = (Tier.GPU, Tier.CPU, Tier.DISK, Tier.REMOTE)  # order of Row.copies
 MAX_SEQUENCE = 2**53 - 1  # Lua and JavaScript count exactly up to here
-_ROW = struct.Struct("<BQQI4H")  # version and has-parent, block, parent, block size, copies
-_VERSION = 1
-_HAS_PARENT = 0x80
-_MOST_COPIES = 0xFFFF
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """What one worker's table says of one engine key: our block, and copies held per tier."""
-
-    block: BlockHash
-    parent: BlockHash | None
-    copies: tuple[int, int, int, int]  # gpu, cpu, disk, remote; all 0 = alias only
-    block_size: int  # tokens
-
-    def encode(self) -> bytes:
-        """29 bytes; more than 65535 copies are kept as 65535: too little, never too much."""
-        flags = _VERSION | (0 if self.parent is None else _HAS_PARENT)
-        copies = (min(count, _MOST_COPIES) for count in self.copies)
-        return _ROW.pack(flags, self.block, self.parent or 0, self.block_size, *copies)
-
-    @staticmethod
-    def decode(data: bytes) -> Row:
-        """The reverse of encode; raises ValueError for another version or length."""
-        try:
-            flags, block, parent, size, *copies = _ROW.unpack(data)
-        except struct.error as error:
-            raise ValueError(f"row of {len(data)} bytes: {error}") from None
-        if flags & ~_HAS_PARENT != _VERSION:
-            raise ValueError(f"row version {flags & ~_HAS_PARENT}: this program reads {_VERSION}")
-        gpu, cpu, disk, remote = copies
-        above = BlockHash(parent) if flags & _HAS_PARENT else None
-        return Row(BlockHash(block), above, (gpu, cpu, disk, remote), size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,10 +36,8 @@ class Batch:
     first: int
     last: int
     changes: tuple[Change, ...] = ()
-    rows: Mapping[bytes, Row | None] = field(
-        default_factory=dict
-    )  # engine key -> row; None = delete
-    reset: bool = False  # the table is emptied before the rows; no gap check
+    rows: Mapping[bytes, Value | None] = field(default_factory=dict)  # see rows.py; None = delete
+    reset: bool = False  # a gap stayed open: the table is emptied before the rows; no gap check
 
     def __post_init__(self) -> None:
         if not 0 <= self.first <= self.last <= MAX_SEQUENCE:
@@ -121,6 +87,8 @@ class Position:
 
     epoch: Epoch
     last: int | None
+    whole: bool = True  # False: batches were applied, yet there is no table (evicted, rolled back)
+    known: Mapping[str, Knowledge] = field(default_factory=dict)  # what each ingest last told
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,15 +110,18 @@ class WorkerState:
     worker: Worker
     epoch: Epoch
     last: int | None
-    known: Known | None
-    rows: Mapping[bytes, Row]
+    known: tuple[Known, ...] = ()  # one of each ingest that told something
+    table: Mapping[bytes, bytes] = field(default_factory=dict)  # key -> rows.encode(value)
+    gaps: int = 0  # gaps that stayed open, in all lives
+    heard: float | None = None  # wall clock of the store at the last batch, seconds
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """All living workers, read while others wrote: exact once the tail from `cursor` is at `until`.
+    """Living workers, read while others wrote: exact once the tail from `cursor` is at `until`.
 
-    Entries between the two are safe to apply again: the last one about a block wins.
+    Entries between the two are safe to apply again: the last one about a block wins. Of a snapshot
+    of some shards the other marks of both cursors are the head.
     """
 
     cursor: Cursor
@@ -174,23 +145,39 @@ class Store(Protocol):
     async def apply(self, batch: Batch) -> Outcome:
         """One atomic step; see the table above."""
 
-    async def table(self, worker: Worker) -> dict[bytes, Row]:
-        """Engine key -> row of the present life; how ingest remembers aliases over a restart."""
+    async def table(self, worker: Worker) -> dict[bytes, Value]:
+        """Key -> value of the present life; how ingest remembers aliases over a restart."""
 
     async def known(self, change: Known) -> None:
-        """Kept with the worker and told to the stream; ignored for a life that is over."""
+        """Kept with the worker for the ingest `change.by` and told to the stream; what ingests
+        said that are dead is dropped. Ignored for a life that is over."""
 
     async def forget(self, worker: Worker, epoch: Epoch) -> None:
         """The worker left: Cleared(GONE). Ignored unless `epoch` is the living one."""
 
-    async def snapshot(self) -> Snapshot:
-        """Everything, with the cursor to tail from."""
+    async def beat(self, ingest: str, ttl_s: float) -> None:
+        """This ingest lives for so long from now, unless it beats again; 0 = it leaves now."""
+
+    async def living(self) -> frozenset[str]:
+        """Ingests that live now, by the store's own clock."""
+
+    async def shards(self) -> int:
+        """How many change streams there are; fixed at the store's first use."""
+
+    def shard_of(self, worker: Worker) -> int:
+        """Which stream tells of this worker; call shards() before."""
+
+    async def snapshot(self, shards: Collection[int] | None = None) -> Snapshot:
+        """Everything of these shards (None: of all), with the cursor to tail from."""
 
     async def head(self) -> Cursor:
         """The end of the stream now."""
 
     def reached(self, cursor: Cursor, goal: Cursor) -> bool:
         """Whether who is at `cursor` has seen all that who is at `goal` has seen."""
+
+    def splice(self, cursor: Cursor, fresh: Cursor, shards: Collection[int]) -> Cursor:
+        """`cursor` with the marks of these shards taken from `fresh`."""
 
     def tail(self, after: Cursor) -> AsyncGenerator[Entry, None]:
         """Endless entries after a cursor, without a gap; raises CursorGone where there is one."""

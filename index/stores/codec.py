@@ -1,14 +1,16 @@
-"""Codec: how changes lie in the stream, version 1.
+"""Codec: how changes lie in the stream, version 2.
 
 Pure: changes to bytes and back; redis.py puts them into stream entries, and others who read the
 streams themselves read this. Open it to change the record format (and then VERSION).
 
-    entry fields    v 1 | n counter | w worker | e epoch | l last batch, or empty | c changes
-    c, msgpack      [ ["s", tier, parent or nil, blocks, block size in tokens]      Stored
-                      ["r", tier, blocks]                                           Removed
-                      ["c", reason, tier or nil]                                    Cleared
-                      ["k", state, reason, since in wall clock seconds] ]           Known
+    entry fields    v 2 | n counter | p id of the entry before | w worker | e epoch
+                    | l last batch, or empty | c changes
+    c, msgpack      [ ["s", tier, parent or nil, blocks, block size in tokens, group]  Stored
+                      ["r", tier, blocks, group number or nil]                         Removed
+                      ["c", reason, tier or nil]                                       Cleared
+                      ["k", state, reason, since in wall clock seconds, ingest] ]      Known
     blocks          8 bytes each, little-endian unsigned, one after the other
+    group           nil, or [number, kind, tokens of window or chunk, block size]
 
 Worker and epoch of every change are those of the entry.
 """
@@ -27,6 +29,8 @@ from kvplane.vocabulary import (
     Cleared,
     ClearReason,
     Epoch,
+    Group,
+    GroupKind,
     Knowledge,
     Known,
     Removed,
@@ -35,7 +39,7 @@ from kvplane.vocabulary import (
     Worker,
 )
 
-VERSION = 1
+VERSION = 2
 
 
 def encode(changes: Iterable[Change]) -> bytes:
@@ -46,12 +50,14 @@ def encode(changes: Iterable[Change]) -> bytes:
 def _plain(change: Change) -> list[Any]:
     if isinstance(change, Stored):
         blocks = pack_blocks(change.blocks)
-        return ["s", change.tier, change.parent, blocks, change.block_size]
+        of = change.group
+        group = None if of is None else [of.number, of.kind, of.tokens, of.block_size]
+        return ["s", change.tier, change.parent, blocks, change.block_size, group]
     if isinstance(change, Removed):
-        return ["r", change.tier, pack_blocks(change.blocks)]
+        return ["r", change.tier, pack_blocks(change.blocks), change.group]
     if isinstance(change, Cleared):
         return ["c", change.reason, change.tier]
-    return ["k", change.state, change.reason, change.since]
+    return ["k", change.state, change.reason, change.since, change.by]
 
 
 def decode(data: bytes, worker: Worker, epoch: Epoch) -> tuple[Change, ...]:
@@ -65,17 +71,18 @@ def decode(data: bytes, worker: Worker, epoch: Epoch) -> tuple[Change, ...]:
 
 def _change(worker: Worker, epoch: Epoch, kind: str, *rest: Any) -> Change:
     if kind == "s":
-        tier, parent, blocks, size = rest
-        return Stored(worker, epoch, Tier(tier), parent, unpack_blocks(blocks), size)
+        tier, parent, blocks, size, of = rest
+        group = None if of is None else Group(of[0], GroupKind(of[1]), *of[2:])
+        return Stored(worker, epoch, Tier(tier), parent, unpack_blocks(blocks), size, group)
     if kind == "r":
-        tier, blocks = rest
-        return Removed(worker, epoch, Tier(tier), unpack_blocks(blocks))
+        tier, blocks, number = rest
+        return Removed(worker, epoch, Tier(tier), unpack_blocks(blocks), number)
     if kind == "c":
         reason, tier = rest
         return Cleared(worker, epoch, ClearReason(reason), None if tier is None else Tier(tier))
     if kind == "k":
-        state, reason, since = rest
-        return Known(worker, epoch, Knowledge(state), reason, since)
+        state, reason, since, by = rest
+        return Known(worker, epoch, Knowledge(state), reason, since, by)
     raise ValueError(f"change of kind {kind!r}: this program knows s, r, c, k")
 
 

@@ -9,7 +9,7 @@ local living = stored > 0 and not gone
 
 local function tell(epoch)
   local n = redis.call('INCR', KEYS[4])
-  redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[5], '*', 'v', '1', 'n', n,
+  redis.call('XADD', KEYS[3], 'MAXLEN', '~', ARGV[5], '*', 'v', '2', 'n', n,
     'w', ARGV[3], 'e', epoch, 'l', '', 'c', ARGV[4])
 end
 

@@ -10,7 +10,7 @@ import asyncio
 import re
 import secrets
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from dataclasses import dataclass, field
 
 from kvplane.runtime import Clock, SystemClock
@@ -26,11 +26,11 @@ from .base import (
     Outcome,
     Position,
     Repeat,
-    Row,
     Snapshot,
     StaleEpoch,
     WorkerState,
 )
+from .rows import Value, encode
 
 _NUMBER = re.compile("[0-9]{1,19}")
 
@@ -39,9 +39,11 @@ _NUMBER = re.compile("[0-9]{1,19}")
 class _Life:
     epoch: Epoch
     last: int | None = None
-    known: Known | None = None
+    known: dict[str, Known] = field(default_factory=dict)  # by ingest
     gone: bool = False
-    rows: dict[bytes, Row] = field(default_factory=dict)
+    table: dict[bytes, Value] = field(default_factory=dict)
+    gaps: int = 0
+    heard: float | None = None  # wall clock, seconds
 
 
 class MemoryStore:
@@ -55,6 +57,7 @@ class MemoryStore:
         most = (settings or IndexSettings()).stream_entries
         self._stream: deque[Entry] = deque(maxlen=most)
         self._grown = asyncio.Event()  # set and replaced at each entry
+        self._beats: dict[str, float] = {}  # ingest -> monotonic end of its life
         self._closed = False
 
     async def begin_life(self, worker: Worker, seen: Epoch | None) -> Epoch:
@@ -63,14 +66,17 @@ class MemoryStore:
         if life is not None and not life.gone and life.epoch != seen:
             return life.epoch
         epoch = Epoch(max(life.epoch if life else 0, seen or 0) + 1)
-        self._lives[worker] = _Life(epoch)
+        self._lives[worker] = _Life(epoch, gaps=life.gaps if life and not life.gone else 0)
         self._append(worker, epoch, None, (Cleared(worker, epoch, ClearReason.RESTART),))
         return epoch
 
     async def position(self, worker: Worker) -> Position | None:
         """See base.py."""
         life = self._living(worker)
-        return Position(life.epoch, life.last) if life else None
+        if life is None:
+            return None
+        known = {by: told.state for by, told in life.known.items()}
+        return Position(life.epoch, life.last, known=known)
 
     async def apply(self, batch: Batch) -> Outcome:
         """See base.py."""
@@ -83,25 +89,28 @@ class MemoryStore:
         if batch.first > last + 1 and not batch.reset:
             return GapRefused(last + 1)
         if batch.reset:
-            life.rows.clear()
-        for key, row in batch.rows.items():
-            if row is None:
-                life.rows.pop(key, None)
+            life.table.clear()
+            life.gaps += 1
+        for key, value in batch.rows.items():
+            if value is None:
+                life.table.pop(key, None)
             else:
-                life.rows[key] = row
-        life.last = batch.last
+                life.table[key] = value
+        life.last, life.heard = batch.last, self._clock.wall()
         return Applied(self._append(batch.worker, batch.epoch, batch.last, batch.changes))
 
-    async def table(self, worker: Worker) -> dict[bytes, Row]:
+    async def table(self, worker: Worker) -> dict[bytes, Value]:
         """See base.py."""
         life = self._living(worker)
-        return dict(life.rows) if life else {}
+        return dict(life.table) if life else {}
 
     async def known(self, change: Known) -> None:
         """See base.py."""
         life = self._living(change.worker)
         if life and life.epoch == change.epoch:
-            life.known = change
+            living = await self.living()
+            life.known = {by: told for by, told in life.known.items() if by in living}
+            life.known[change.by] = change
             self._append(change.worker, change.epoch, None, (change,))
 
     async def forget(self, worker: Worker, epoch: Epoch) -> None:
@@ -111,15 +120,29 @@ class MemoryStore:
             self._lives[worker] = _Life(epoch, gone=True)
             self._append(worker, epoch, None, (Cleared(worker, epoch, ClearReason.GONE),))
 
-    async def snapshot(self) -> Snapshot:
+    async def beat(self, ingest: str, ttl_s: float) -> None:
+        """See base.py."""
+        self._beats[ingest] = self._clock.now() + ttl_s
+        self._beats = {one: end for one, end in self._beats.items() if end > self._clock.now()}
+
+    async def living(self) -> frozenset[str]:
+        """See base.py."""
+        return frozenset(one for one, end in self._beats.items() if end > self._clock.now())
+
+    async def shards(self) -> int:
+        """See base.py."""
+        return 1
+
+    def shard_of(self, worker: Worker) -> int:
+        """See base.py."""
+        return 0
+
+    async def snapshot(self, shards: Collection[int] | None = None) -> Snapshot:
         """See base.py."""
         here = self._cursor(self._written)
         living = ((w, life) for w, life in sorted(self._lives.items()) if not life.gone)
-        states = (
-            WorkerState(worker, life.epoch, life.last, life.known, dict(life.rows))
-            for worker, life in living
-        )
-        return Snapshot(here, tuple(states), here)
+        states = tuple(_state(worker, life) for worker, life in living)
+        return Snapshot(here, states if shards is None or 0 in shards else (), here)
 
     async def head(self) -> Cursor:
         """See base.py."""
@@ -128,6 +151,10 @@ class MemoryStore:
     def reached(self, cursor: Cursor, goal: Cursor) -> bool:
         """See base.py."""
         return self._number(cursor) >= self._number(goal)
+
+    def splice(self, cursor: Cursor, fresh: Cursor, shards: Collection[int]) -> Cursor:
+        """See base.py."""
+        return fresh if 0 in shards else cursor
 
     async def tail(self, after: Cursor) -> AsyncGenerator[Entry, None]:
         """See base.py."""
@@ -169,3 +196,9 @@ class MemoryStore:
         if name != self._name or not _NUMBER.fullmatch(number):
             raise CursorGone(cursor, "it is not of this stream")
         return int(number)
+
+
+def _state(worker: Worker, life: _Life) -> WorkerState:
+    known = tuple(life.known.values())
+    table = {key: encode(value) for key, value in life.table.items()}
+    return WorkerState(worker, life.epoch, life.last, known, table, life.gaps, life.heard)

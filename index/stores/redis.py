@@ -17,7 +17,7 @@ xxh3_64(its text form) mod the number of shards. Layout version: 1.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Collection
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +40,12 @@ from .base import (
     Outcome,
     Position,
     Repeat,
-    Row,
     Snapshot,
     StaleEpoch,
     WorkerState,
 )
 from .reading import Mark, Reader, ours, parse, write
+from .rows import Value, decode, encode
 
 HERE = Path(__file__).parent
 
@@ -95,7 +95,7 @@ class RedisStore:
         await self._ready()
         base, shard = self._keys(batch.worker)
         gone = [key for key, row in batch.rows.items() if row is None]
-        kept = [part for key, row in batch.rows.items() if row for part in (key, row.encode())]
+        kept = [part for key, row in batch.rows.items() if row for part in (key, encode(row))]
         keys = [f"{base}:m:{batch.worker}", f"{base}:t:{batch.epoch}:{batch.worker}"]
         head: list[Any] = [
             batch.epoch,
@@ -120,10 +120,11 @@ class RedisStore:
                 return GapRefused(rest[0])
         return StaleEpoch(Epoch(rest[0]))
 
-    async def table(self, worker: Worker) -> dict[bytes, Row]:
+    async def table(self, worker: Worker) -> dict[bytes, Value]:
         """See base.py."""
         state = await self._state(worker)
-        return await self._rows(worker, state.epoch) if state else {}
+        raw = await self._rows(worker, state.epoch) if state else {}
+        return {key: decode(value) for key, value in raw.items()}
 
     async def known(self, change: Known) -> None:
         """See base.py."""
@@ -136,7 +137,28 @@ class RedisStore:
         changes = (Cleared(worker, epoch, ClearReason.GONE),)
         await self._step("forget", worker, epoch, changes, str(epoch), self._settings.tombstone_s)
 
-    async def snapshot(self) -> Snapshot:
+    async def beat(self, ingest: str, ttl_s: float) -> None:
+        """See base.py."""
+        raise NotImplementedError
+
+    async def living(self) -> frozenset[str]:
+        """See base.py."""
+        raise NotImplementedError
+
+    async def shards(self) -> int:
+        """See base.py."""
+        await self._ready()
+        return self._shards
+
+    def shard_of(self, worker: Worker) -> int:
+        """See base.py."""
+        return self._keys(worker)[1]
+
+    def splice(self, cursor: Cursor, fresh: Cursor, shards: Collection[int]) -> Cursor:
+        """See base.py."""
+        raise NotImplementedError
+
+    async def snapshot(self, shards: Collection[int] | None = None) -> Snapshot:
         """See base.py."""
         cursor = await self.head()
         states: list[WorkerState] = []
@@ -201,23 +223,21 @@ class RedisStore:
         epoch, last, kept, gone = found
         if epoch is None or gone:
             return None
-        known = None
+        known: tuple[Known, ...] = ()
         if kept:
             state, reason, since = msgspec.msgpack.decode(kept)
-            known = Known(worker, Epoch(int(epoch)), Knowledge(state), reason, since)
-        return WorkerState(
-            worker, Epoch(int(epoch)), None if last is None else int(last), known, {}
-        )
+            known = (Known(worker, Epoch(int(epoch)), Knowledge(state), reason, since),)
+        return WorkerState(worker, Epoch(int(epoch)), None if last is None else int(last), known)
 
-    async def _rows(self, worker: Worker, epoch: Epoch) -> dict[bytes, Row]:
+    async def _rows(self, worker: Worker, epoch: Epoch) -> dict[bytes, bytes]:
         base, _ = self._keys(worker)
-        rows: dict[bytes, Row] = {}
+        rows: dict[bytes, bytes] = {}
         with ours(self._url):
             scan = self._redis.hscan_iter(
                 f"{base}:t:{epoch}:{worker}", count=self._settings.scan_count
             )
             async for key, row in scan:
-                rows[key] = Row.decode(row)
+                rows[key] = row
         return rows
 
     async def _reader(self) -> Reader:

@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import NewType
 
 BlockHash = NewType("BlockHash", int)  # unsigned 64 bit; chained, so it names a whole prefix
-Pod = NewType("Pod", str)  # what the scheduler starts and stops, by name; holds no '@'
+Pod = NewType("Pod", str)  # what the scheduler starts and stops, by name; holds no blanks
 Epoch = NewType("Epoch", int)  # one life of a worker, numbered by the store; larger is newer
 Generation = NewType("Generation", str)  # start of a process as it tells it; equality only
 Sequence = NewType("Sequence", int)  # number of an event batch within one life, from 0
@@ -71,33 +71,46 @@ class ClearReason(StrEnum):
     GONE = "gone"  # the worker left the fleet
 
 
+class GroupKind(StrEnum):
+    """Which blocks before position n a further cache group needs before n tokens are usable."""
+
+    FULL = "full"  # all of them
+    WINDOW = "window"  # those of the last `tokens` - 1 tokens
+    CHUNK = "chunk"  # those since the last multiple of `tokens`
+    STATE = "state"  # the one that ends at n
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class Worker:
     """One prefix cache a request can be sent to: a data-parallel rank of a pod.
 
-    Text form: `pod` for rank 0, `pod@rank` otherwise. Raises ValueError for an empty pod, one
-    that holds '@' or blanks, or a negative rank.
+    Text form: `pod` for rank 0, `pod@rank` otherwise, always with the rank where the name itself
+    holds an '@'. Raises ValueError for an empty pod, one with blanks, or a negative rank.
     """
 
     pod: Pod
     dp_rank: int = 0
 
     def __post_init__(self) -> None:
-        if not self.pod or "@" in self.pod or any(c.isspace() for c in self.pod):
-            raise ValueError(f"pod {self.pod!r}: must be a name without '@' and blanks")
+        if not self.pod or any(c.isspace() for c in self.pod):
+            raise ValueError(f"pod {self.pod!r}: must be a name without blanks")
         if self.dp_rank < 0:
             raise ValueError(f"dp_rank {self.dp_rank}: must be 0 or more")
 
     def __str__(self) -> str:
-        return self.pod if self.dp_rank == 0 else f"{self.pod}@{self.dp_rank}"
+        plain = self.dp_rank == 0 and "@" not in self.pod
+        return self.pod if plain else f"{self.pod}@{self.dp_rank}"
 
     @staticmethod
     def parse(text: str) -> Worker:
-        """The reverse of str(); raises ValueError where the text is no worker."""
-        pod, at, rank = text.partition("@")
-        if at and not rank.isdecimal():
-            raise ValueError(f"worker {text!r}: rank after '@' must be a number")
-        return Worker(Pod(pod), int(rank) if at else 0)
+        """The reverse of str(); raises ValueError where the text is no worker.
+
+        p@3 -> p, rank 3      a@b -> the pod a@b, rank 0      a@b@3 -> a@b, rank 3
+        """
+        pod, at, rank = text.rpartition("@")
+        if at and rank.isascii() and rank.isdecimal():
+            return Worker(Pod(pod), int(rank))
+        return Worker(Pod(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,8 +139,22 @@ class PrefixChain:
 
 
 @dataclass(frozen=True, slots=True)
+class Group:
+    """A KV cache group of a hybrid model beside the counted one: it caps how much is usable."""
+
+    number: int  # as the engine counts its groups
+    kind: GroupKind
+    tokens: int = 0  # window or chunk; 0 where the kind has none
+    block_size: int = 0  # tokens, a multiple of the counted blocks'; 0 = theirs
+
+
+@dataclass(frozen=True, slots=True)
 class Stored:
-    """A worker holds these chained blocks in this tier now."""
+    """A worker holds these chained blocks in this tier now.
+
+    With a `group` it is that group which holds them, named as the counted group names the same
+    prefix; no blocks at all say that the group exists.
+    """
 
     worker: Worker
     epoch: Epoch
@@ -135,6 +162,7 @@ class Stored:
     parent: BlockHash | None  # the block before the first; None at the root of a prompt
     blocks: tuple[BlockHash, ...]
     block_size: int  # tokens
+    group: Group | None = None  # None = the group that is counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,6 +173,7 @@ class Removed:
     epoch: Epoch
     tier: Tier
     blocks: tuple[BlockHash, ...]
+    group: int | None = None  # number; None = the group that is counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,6 +195,7 @@ class Known:
     state: Knowledge
     reason: str
     since: float  # wall clock, seconds
+    by: str = ""  # the ingest that says so; worth nothing when that ingest is dead
 
 
 Change = Stored | Removed | Cleared | Known  # the only language between events and index
