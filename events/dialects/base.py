@@ -32,11 +32,14 @@ class BlocksStored:
     tier: Tier = Tier.GPU
     adapter: str = ""  # LoRA name
     salt: str = ""
-    extra: tuple[tuple[str, ...], ...] = ()  # other keys per hash (images, ...); empty = none
-    group: int = 0  # KV cache group of a hybrid model
+    extra: tuple[tuple[str, ...], ...] = ()  # other keys per hash, as text; empty = none
+    group: int = 0  # KV cache group of a hybrid model; 0 also where none is told
     kind: str = ""  # attention kind of the group; "" = the engine does not tell
     paired: bool = False  # tokens were pairs: a block also needs the token after it
     adapter_id: int | None = None  # engine-local number, where no name is told
+    grouped: bool = False  # the engine told the group's number
+    window: int = 0  # tokens of a sliding window or a chunk; 0 = not told
+    lookahead: int = 0  # tokens after each block that it needs as well (`paired` is another 1)
 
     @property
     def dense(self) -> bool:
@@ -56,6 +59,7 @@ class BlocksRemoved:
     hashes: tuple[bytes, ...]
     tier: Tier = Tier.GPU
     group: int = 0
+    grouped: bool = False  # the engine told the group's number
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +86,7 @@ class Decoded:
     events: tuple[EngineEvent, ...]
     dp_rank: int | None
     dropped: tuple[Dropped, ...] = ()
+    unknown: tuple[str, ...] = ()  # BlockStored.colour, BlockStored.field16, medium:tape; see below
 
 
 @dataclass(frozen=True, slots=True)
