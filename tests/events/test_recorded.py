@@ -1,137 +1,69 @@
-"""Bytes of real engines, through real sockets: PUB -> Subscriber -> store -> view.
+"""Bytes of real engines, through real sockets and real stores: PUB -> ingest -> store -> view.
 
-Which runs of vllm-kv-events.jsonl pass now, request by request, is EXPECTED below.
+Every request of every run of a recording is compared with what the engine says it had cached. Left
+out are those that ran side by side (the order of their steps is not on the wire) and those marked
+`stale_events` (an idle engine keeps the clear until the next request). KVPLANE_RECORDING=file.jsonl
+takes another recording of this form than that of tests/vectors.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from kit.backends import BACKENDS, backend
+from kit.links import links
+from kit.recording import DEFAULT, Run, recording
 from kit.streams import Publisher, following, lines
 
 from kvplane.events import DIALECTS
-from kvplane.index import MemoryStore, RedisStore, Store, chain, rank
-from kvplane.runtime import SystemClock
-from kvplane.vocabulary import Knowledge, Namespace
+from kvplane.index import Store
+from kvplane.vocabulary import Knowledge
 
-# Requests compared exactly, of all in the run. Left out are requests that ran side by side (the
-# order of their steps is not on the wire) and those the recorder marked `stale_events` (an idle
-# engine keeps the clear until the next request).
-EXPECTED = {  # run: (compared, side by side, stale)
+EXPECTED = {  # run of the default file: (compared, side by side, stale)
     "sha256-int-seed0": (42, 5, 2),
     "sha256_cbor-bytes-seed0": (17, 0, 0),
     "sha256-int-noseed": (17, 0, 0),
+    "hybrid-gemma3-sha256_cbor-int": (17, 0, 0),
 }
-HYBRID = "hybrid-gemma3-sha256_cbor-int"  # two groups; the window caps what full attention has
+FILE, RUNS = recording()
 
 
-def runs() -> dict[str, list[dict[str, Any]]]:
-    found: dict[str, list[dict[str, Any]]] = {}
-    for told in lines("vllm-kv-events.jsonl"):
-        found.setdefault(told["run"], []).append(told)
-    return found
+@pytest.fixture(scope="module", params=BACKENDS)
+def place(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Store]]:
+    """Every place where the index may live."""
+    with backend(request.param) as opened:
+        yield opened
 
 
-RUNS = runs()
+@pytest.mark.skipif(FILE != DEFAULT, reason="another recording has other counts")
+def test_the_recording_has_as_many_requests_as_it_had() -> None:
+    assert {run.name: run.counts() for run in RUNS} == EXPECTED
 
 
-def batches(run: str) -> dict[int, list[bytes]]:
-    """Recorded frames by sequence."""
-    told = (line for line in RUNS[run] if line["kind"] == "frames")
-    return {line["seq"]: [bytes.fromhex(frame) for frame in line["frames"]] for line in told}
-
-
-def requests(run: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """Each request with why it is left out, or ""."""
-    at_once = False
-    for told in RUNS[run]:
-        if told["kind"] == "note" and "run at once" in told["desc"]:
-            at_once = True
-        elif told["kind"] == "note" and told["desc"].startswith("end of"):
-            at_once = False
-        elif told["kind"] == "request":
-            yield told, "at once" if at_once else "stale" if told.get("stale_events") else ""
-
-
-def predicted(depth_tokens: int, prompt: list[int], block_size: int) -> int:
-    """The last token is always computed, so a whole cached prompt counts one block less."""
-    return min(depth_tokens, (len(prompt) - 1) // block_size * block_size)
-
-
-def test_the_list_of_runs_is_complete() -> None:
-    assert set(RUNS) == {*EXPECTED, HYBRID}
-
-
-@pytest.fixture(params=["memory", "redis"])
-async def store(request: pytest.FixtureRequest) -> AsyncIterator[Store]:
-    """The embedded store and the one that survives a restart."""
-    kept: Store = MemoryStore(SystemClock())
-    if request.param == "redis":
-        url, prefix = (request.getfixturevalue(f"redis_{name}") for name in ("url", "prefix"))
-        kept = RedisStore(url, prefix)
-    yield kept
-    await kept.close()
-
-
-@pytest.mark.parametrize("run", EXPECTED)
-async def test_our_depth_equals_the_engines_cached_tokens(run: str, store: Store) -> None:
-    size = RUNS[run][0]["block_size"]
-    frames = batches(run)
-    compared, left_out, wrong = 0, {"at once": 0, "stale": 0}, []
-    sent = -1
-    async with (
-        Publisher(topic=frames[0][0]) as publisher,
-        following(publisher, store=store) as followed,
-    ):
-        await followed.knows(Knowledge.EXACT)
-        await publisher.listened()
-        for request, why in sorted(requests(run), key=lambda each: each[0]["after_seq"]):
-            while sent < request["after_seq"]:
-                sent += 1
-                publisher.buffer[sent] = frames[sent][2]
-                await publisher.raw(frames[sent])
-            if sent >= 0:
-                await followed.at(sent)
-            if why:
-                left_out[why] += 1
-                continue
-            prompt = request["prompt_token_ids"]
-            space = Namespace("m", size, salt=request.get("cache_salt", ""))
-            (held,) = rank(followed.view, chain(prompt, space), [followed.subscriber.worker])
-            found = predicted(held.depth_tokens, prompt, size)
-            compared += 1
-            if found != request["cached_tokens"]:
-                wrong.append((request["n"], request["desc"], found, request["cached_tokens"]))
-        assert followed.count("gaps_total", outcome="lost") == 0
-        assert followed.believed()[0] is Knowledge.EXACT
-    print(f"{run}: {compared} requests compared, left out {left_out}")
+@pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
+async def test_our_depth_equals_the_engines_cached_tokens(
+    run: Run, place: Callable[[str], Store], redis_prefix: str
+) -> None:
+    compared, wrong = 0, []
+    async with links(lambda: place(redis_prefix), run.topic) as made:
+        await made.seen()
+        await made.publisher.listened()
+        for after in sorted({one.after for one in run.requests} | set(run.frames)):
+            while made.sent < after:
+                await made.send(run.frames[made.sent + 1])
+            await made.seen()
+            for asked in run.between(after, after):
+                found = asked.found(made.view, made.worker, run.block_size)
+                compared += 1
+                if found != asked.cached:
+                    wrong.append((asked.n, asked.desc, found, asked.cached))
+        assert made.ingest is not None
+        assert made.ingest.count("gaps_total", outcome="lost") == 0
+    _, at_once, stale = run.counts()
+    print(f"{run.name}: {compared} compared, {at_once} at once and {stale} stale left out")
     assert not wrong
-    assert (compared, left_out["at once"], left_out["stale"]) == EXPECTED[run]
-
-
-async def test_the_hybrid_run_never_falls_short_of_full_attention() -> None:
-    """Window groups are not followed yet: the depth may be more than the engine serves, by them."""
-    frames, size = batches(HYBRID), RUNS[HYBRID][0]["block_size"]
-    equal, sent = 0, -1
-    async with Publisher(topic=frames[0][0]) as publisher, following(publisher) as followed:
-        await followed.knows(Knowledge.EXACT)
-        await publisher.listened()
-        for request, _ in sorted(requests(HYBRID), key=lambda each: each[0]["after_seq"]):
-            while sent < request["after_seq"]:
-                sent += 1
-                await publisher.raw(frames[sent])
-            if sent >= 0:
-                await followed.at(sent)
-            prompt = request["prompt_token_ids"]
-            space = Namespace("m", size, salt=request.get("cache_salt", ""))
-            (held,) = rank(followed.view, chain(prompt, space), [followed.subscriber.worker])
-            found = predicted(held.depth_tokens, prompt, size)
-            assert found >= request["cached_tokens"], request["desc"]
-            equal += found == request["cached_tokens"]
-        assert "hybrid" in await followed.knows(Knowledge.PARTIAL)
-    assert equal == 15  # of 17
 
 
 def _decoded_events(told: Any) -> int:
