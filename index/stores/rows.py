@@ -13,13 +13,14 @@ to change what a table remembers (and then the store's FORMAT, since others read
                 0x18 long row,  0x19 with parent:  u32 size, u64 block, u64 parent, 4 x u16 copies
                 0x20 Group: u8 kind, u16 number, u32 tokens, u32 size     0x30 Note: its bytes
                 all numbers little-endian; size = tokens of a block
+                the top two bits of a row's first byte are its age (0 to 3, in circles): mask 0x3f
 """
 
 from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from kvplane.vocabulary import BlockHash, Group, GroupKind
 
@@ -29,21 +30,23 @@ _GROUP = struct.Struct("<BBHII")
 _KINDS = tuple(GroupKind)
 SHORT_ROW, LONG_ROW, HAS_PARENT, GROUP, NOTE = 0x10, 0x18, 0x01, 0x20, 0x30
 MOST_COPIES = 0xFFFF
+AGES, AGE_BITS, KIND = 4, 6, 0x3F  # the first byte of a row is age << AGE_BITS | kind
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
+class Row(NamedTuple):  # made once per block stored: a frozen dataclass costs three times as much
     """What one worker's table says of one engine key: our block, and copies held per tier."""
 
     block: BlockHash
     parent: BlockHash | None
     copies: tuple[int, int, int, int]  # gpu, cpu, disk, remote; all 0 = alias only
     block_size: int  # tokens
+    age: int = 0  # when it came, roughly; only ingest reads it, to let the oldest go
 
     def encode(self) -> bytes:
         """20 bytes where it lies only on the GPU, else 29; copies beyond 65535 are kept as that."""
         gpu, *lower = self.copies
         has, parent = (0, 0) if self.parent is None else (HAS_PARENT, self.parent)
+        has |= self.age << AGE_BITS
         if gpu <= 0xFF and self.block_size <= 0xFFFF and not any(lower):
             return SHORT.pack(SHORT_ROW | has, self.block_size, self.block, parent, gpu)
         copies = (min(count, MOST_COPIES) for count in self.copies)
@@ -74,10 +77,10 @@ def decode(data: bytes) -> Value:
     """The reverse; raises ValueError for bytes that no encode made."""
     first = data[0] if data else -1
     try:
-        if first & ~HAS_PARENT == SHORT_ROW:
+        if first & KIND & ~HAS_PARENT == SHORT_ROW:
             _, size, block, parent, gpu = SHORT.unpack(data)
             return _row(first, block, parent, (gpu, 0, 0, 0), size)
-        if first & ~HAS_PARENT == LONG_ROW:
+        if first & KIND & ~HAS_PARENT == LONG_ROW:
             _, size, block, parent, gpu, cpu, disk, remote = LONG.unpack(data)
             return _row(first, block, parent, (gpu, cpu, disk, remote), size)
         if first == NOTE:
@@ -92,7 +95,7 @@ def decode(data: bytes) -> Value:
 
 def _row(first: int, block: int, parent: int, copies: tuple[int, int, int, int], size: int) -> Row:
     above = BlockHash(parent) if first & HAS_PARENT else None
-    return Row(BlockHash(block), above, copies, size)
+    return Row(BlockHash(block), above, copies, size, first >> AGE_BITS)
 
 
 def group_key(number: int | None, engine: bytes) -> bytes:
