@@ -89,6 +89,7 @@ class Position:
     last: int | None
     whole: bool = True  # False: batches were applied, yet there is no table (evicted, rolled back)
     known: Mapping[str, Knowledge] = field(default_factory=dict)  # what each ingest last told
+    gaps: int = 0  # that stayed open, in all lives; another ingest may have been the one
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,6 +162,13 @@ class Store(Protocol):
     async def living(self) -> frozenset[str]:
         """Ingests that live now, by the store's own clock."""
 
+    async def fit(self) -> None:
+        """Asked once, at start: StoreUnfit where it would lose keys or has another format."""
+
+    async def evicted(self) -> int:
+        """Keys the store has thrown away for lack of memory; another number than before means lost
+        knowledge, and `Position.whole` tells whose."""
+
     async def shards(self) -> int:
         """How many change streams there are; fixed at the store's first use."""
 
@@ -180,7 +188,11 @@ class Store(Protocol):
         """`cursor` with the marks of these shards taken from `fresh`."""
 
     def tail(self, after: Cursor) -> AsyncGenerator[Entry, None]:
-        """Endless entries after a cursor, without a gap; raises CursorGone where there is one."""
+        """Endless entries after a cursor, without a gap; raises CursorGone where there is one, and
+        StoreDown when no shard can be read: while one can, away() names the others."""
+
+    def away(self) -> frozenset[int]:
+        """Shards that a tail of this process cannot read now, while it reads others."""
 
     async def close(self) -> None:
         """Give connections back; tails end."""

@@ -76,7 +76,7 @@ class MemoryStore:
         if life is None:
             return None
         known = {by: told.state for by, told in life.known.items()}
-        return Position(life.epoch, life.last, known=known)
+        return Position(life.epoch, life.last, True, known, life.gaps)
 
     async def apply(self, batch: Batch) -> Outcome:
         """See base.py."""
@@ -128,6 +128,17 @@ class MemoryStore:
     async def living(self) -> frozenset[str]:
         """See base.py."""
         return frozenset(one for one, end in self._beats.items() if end > self._clock.now())
+
+    async def fit(self) -> None:
+        """See base.py."""
+
+    async def evicted(self) -> int:
+        """See base.py."""
+        return 0
+
+    def away(self) -> frozenset[int]:
+        """See base.py."""
+        return frozenset()
 
     async def shards(self) -> int:
         """See base.py."""

@@ -3,31 +3,32 @@
 Edge: cursors and the endless read; redis.py makes it, nobody else. Open it to change how a hole in
 the stream is noticed.
 
-    cursor  ID.N_ID.N_...  per shard the id of an entry and its number; numbers have no hole, so
-            the next entry must be N + 1: trimmed, flushed or rolled back shows as another number
+    cursor  ID.N_ID.N_...  per shard the id of an entry and its number
+    proof   the next entry must be N + 1 and must name ID as the one before it: trimmed, emptied,
+            rolled back, or rewritten after a failover, all show; a silent stream is compared
+            with its newest entry once a second, since one that lost its end stays silent
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import re
-from collections.abc import AsyncGenerator, Iterator, Sequence
+import time
+from collections.abc import AsyncGenerator, Iterable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
-from urllib.parse import urlsplit
 
-from redis.asyncio import Redis
-from redis.exceptions import RedisError
-
+from kvplane.runtime import cancel
 from kvplane.vocabulary import Cursor, Epoch, Worker
 
 from ..errors import CursorGone, StoreDown
 from ..settings import IndexSettings
 from . import codec
 from .base import Entry
+from .line import Line
 
 _MARK = re.compile(r"([0-9]{1,19}-[0-9]{1,19})\.([0-9]{1,19})")  # as long as Redis takes
+AGAIN_S = 0.2  # before a shard that is away is asked again, while others answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,9 @@ class Mark:
         return int(at), int(count)
 
 
+Step = tuple[int, Mark, dict[bytes, bytes]]  # shard, place and fields of one entry
+
+
 def write(marks: Sequence[Mark]) -> Cursor:
     """Marks of all shards as one cursor."""
     return Cursor("_".join(f"{mark.id}.{mark.number}" for mark in marks))
@@ -57,93 +61,137 @@ def parse(cursor: Cursor) -> list[Mark]:
     return [Mark(match[1], int(match[2])) for match in found if match]
 
 
-@contextlib.contextmanager
-def ours(url: str) -> Iterator[None]:
-    """Errors of the client become StoreDown, without the password of the URL.
-
-    A cancellation that was lost inside passes after all: before Python 3.12 asyncio.wait_for, which
-    the client uses to send, drops one that arrives as its work ends; the task would never stop.
-    """
-    before = _cancels()
-    try:
-        yield
-    except (RedisError, OSError) as error:
-        if _cancels() > before:
-            raise asyncio.CancelledError from error
-        parts = urlsplit(url)
-        shown = f"{parts.hostname}:{parts.port}" if parts.hostname else parts.path
-        raise StoreDown(shown, f"{type(error).__name__}: {error}") from error
-    if _cancels() > before:
-        raise asyncio.CancelledError
-
-
-def _cancels() -> int:
-    task = asyncio.current_task()
-    return task.cancelling() if task else 0
-
-
 class Reader:
-    """All shards' streams of one store, read together."""
+    """All shards' streams of one store. On one server they are read together; in a cluster each
+    for itself, so that one node that is away holds up nobody; `away` names its shards meanwhile."""
 
-    def __init__(self, redis: Redis, url: str, tags: list[str], settings: IndexSettings) -> None:
-        self._redis, self._url, self._tags, self._settings = redis, url, tags, settings
+    def __init__(
+        self, line: Line, tags: Sequence[str], settings: IndexSettings, away: set[int]
+    ) -> None:
+        self._line, self._tags, self._settings, self._away = line, tags, settings, away
 
-    async def marks(self) -> list[Mark]:
-        """The end of every stream now."""
-        found = []
-        with ours(self._url):
-            for tag in self._tags:
-                newest: Any = await self._redis.xrevrange(f"{tag}:x", count=1)
-                number = await self._redis.get(f"{tag}:n")
-                if not newest:
-                    found.append(Mark("0-0", int(number or 0)))
-                    continue
-                at, fields = newest[0]
-                found.append(Mark(at.decode(), int(fields[b"n"])))
-        return found
+    async def marks(self, needed: Iterable[int]) -> list[Mark]:
+        """The end of every stream now; of one that is not needed and away, the start."""
+        keys = [f"{tag}:n" for tag in self._tags]
+        found = await self._line.many([(key, ("HMGET", key, "n", "i")) for key in keys])
+        for shard in needed:
+            if isinstance(found[shard], StoreDown):
+                raise found[shard]
+        return [Mark() if isinstance(one, StoreDown) else _mark(one) for one in found]
 
     async def tail(self, after: Cursor) -> AsyncGenerator[Entry, None]:
         """Entries after a cursor for ever; CursorGone as soon as one is missing."""
         marks = parse(after)
         if len(marks) != len(self._tags):
             raise CursorGone(after, f"it has {len(marks)} shards, this store {len(self._tags)}")
-        await self._check(after, marks)
-        while True:
-            streams: Any = {
-                f"{tag}:x": mark.id for tag, mark in zip(self._tags, marks, strict=True)
-            }
-            with ours(self._url):
-                answer: Any = await self._redis.xread(
-                    streams, count=self._settings.read_entries, block=self._settings.block_ms
-                )
-            if not answer:
-                await self._check(after, marks)
-                continue
-            for key, entries in _by_stream(answer):
-                shard = self._tags.index(key.decode().removesuffix(":x"))
-                for at, fields in entries:
-                    mark = Mark(at.decode(), int(fields[b"n"]))
-                    if mark.number != marks[shard].number + 1:
-                        raise CursorGone(write(marks), f"entry {mark.number} follows it")
+        shards = range(len(marks))
+        apart = self._line.apart and len(marks) > 1
+        steps = self._merged(marks) if apart else self._together(shards, list(marks))
+        async with aclosing(steps):
+            async for some in steps:
+                for shard, mark, fields in some:
                     marks[shard] = mark
-                    yield _entry(write(marks), mark, fields)
+                    yield _entry(write(marks), shard, mark, fields)
 
-    async def _check(self, after: Cursor, marks: list[Mark]) -> None:
-        """A stream that lost its end stays silent; ids and numbers rise alike, or it is another."""
-        for mine, newest in zip(marks, await self.marks(), strict=True):
-            behind, before = mine.number < newest.number, mine.place < newest.place
-            if mine.number > newest.number or behind != before or mine.place > newest.place:
-                raise CursorGone(after, f"the stream ends at entry {newest.number}")
+    async def _merged(self, marks: Sequence[Mark]) -> AsyncGenerator[list[Step], None]:
+        """Every shard at its own pace; StoreDown when all are away."""
+        arrived: asyncio.Queue[list[Step] | Exception] = asyncio.Queue(2 * len(marks))
+        down: set[int] = set()
+
+        async def pump(shard: int) -> None:
+            mine = list(marks)
+            while True:
+                try:
+                    async with aclosing(self._together([shard], mine)) as steps:
+                        async for some in steps:
+                            self._away.discard(shard)
+                            down.discard(shard)
+                            if some:
+                                await arrived.put(some)
+                except StoreDown as error:
+                    self._away.add(shard)
+                    down.add(shard)
+                    if len(down) == len(marks):
+                        await arrived.put(error)
+                    await asyncio.sleep(AGAIN_S)
+                except Exception as error:
+                    await arrived.put(error)
+                    return
+
+        pumps = [asyncio.create_task(pump(shard)) for shard in range(len(marks))]
+        try:
+            while True:
+                some = await arrived.get()
+                if isinstance(some, Exception):
+                    raise some
+                yield some
+        finally:
+            await cancel(*pumps)
+
+    async def _together(
+        self, shards: Sequence[int], marks: list[Mark]
+    ) -> AsyncGenerator[list[Step], None]:
+        """What one read after the other finds in these shards; empty where it found nothing."""
+        told = self._settings
+        owed: dict[int, Mark] = {}  # where an entry must follow, or it is missing
+        look_at = 0.0
+        names = [f"{self._tags[shard]}:x" for shard in shards]
+        while True:
+            if time.monotonic() >= look_at:
+                await self._look(shards, marks, owed)
+                look_at = time.monotonic() + told.block_ms / 1000
+            ids = [marks[shard].id for shard in shards]
+            how = ("COUNT", told.read_entries, "BLOCK", told.block_ms, "STREAMS")
+            deadline_s = told.command_timeout_s + told.block_ms / 1000
+            answer = await self._line.call(
+                names[0], "XREAD", *how, *names, *ids, deadline_s=deadline_s
+            )
+            some: list[Step] = []
+            for name, entries in answer or ():
+                shard = shards[names.index(name.decode())]
+                some += [(shard, *_linked(marks, shard, one)) for one in entries]
+            yield some
+
+    async def _look(self, shards: Sequence[int], marks: list[Mark], owed: dict[int, Mark]) -> None:
+        """Ids and numbers rise alike, or it is another stream; and what is owed must have come."""
+        newest = await self._ends(shards)
+        for shard, end in zip(shards, newest, strict=True):
+            mine = marks[shard]
+            behind = mine.number < end.number
+            lost = mine.number > end.number or (not behind and mine.id != end.id)
+            if lost or (behind and mine.place >= end.place) or owed.get(shard) == mine:
+                why = f"the stream ends at entry {end.number}"
+                raise CursorGone(write(marks), why, frozenset({shard}))
+            owed.pop(shard, None)
+            if behind:
+                owed[shard] = mine
+
+    async def _ends(self, shards: Sequence[int]) -> list[Mark]:
+        keys = [f"{self._tags[shard]}:n" for shard in shards]
+        asked = [("HMGET", key, "n", "i") for key in keys]
+        return [_mark(one) for one in await self._line.calls(keys[0], asked)]
 
 
-def _by_stream(answer: Any) -> list[tuple[bytes, list[tuple[bytes, dict[bytes, bytes]]]]]:
-    """RESP3 answers with a dict and wraps entries in one more list than RESP2."""
-    if isinstance(answer, dict):
-        return [(key, wrapped[0]) for key, wrapped in answer.items()]
-    return [(key, entries) for key, entries in answer]
+def _mark(answer: Sequence[bytes | None]) -> Mark:
+    number, at = answer
+    return Mark(at.decode(), int(number)) if number and at else Mark()
 
 
-def _entry(cursor: Cursor, mark: Mark, fields: dict[bytes, bytes]) -> Entry:
+def _linked(
+    marks: list[Mark], shard: int, entry: tuple[bytes, list[bytes]]
+) -> tuple[Mark, dict[bytes, bytes]]:
+    """An entry that follows the mark, which moves there; CursorGone where it does not follow."""
+    at, flat = entry
+    fields = dict(zip(flat[::2], flat[1::2], strict=True))
+    mine, number, before = marks[shard], fields.get(b"n", b""), fields.get(b"p", b"")
+    if not number.isdigit() or int(number) != mine.number + 1 or before.decode() != mine.id:
+        shown = f"entry {number.decode()} follows it, after {before.decode() or 'none'}"
+        raise CursorGone(write(marks), shown, frozenset({shard}))
+    marks[shard] = Mark(at.decode(), int(number))
+    return marks[shard], fields
+
+
+def _entry(cursor: Cursor, shard: int, mark: Mark, fields: dict[bytes, bytes]) -> Entry:
     """One entry; what cannot be read is skipped by way of a snapshot."""
     try:
         if fields[b"v"] != b"%d" % codec.VERSION:
@@ -152,6 +200,7 @@ def _entry(cursor: Cursor, mark: Mark, fields: dict[bytes, bytes]) -> Entry:
         changes = codec.decode(fields[b"c"], worker, epoch)
         last = int(fields[b"l"]) if fields[b"l"] else None
     except (KeyError, ValueError) as error:
-        raise CursorGone(cursor, f"entry {mark.number} cannot be read: {error}") from None
+        why = f"entry {mark.number} cannot be read: {error}"
+        raise CursorGone(cursor, why, frozenset({shard})) from None
     at = int(mark.id.partition("-")[0]) / 1000  # ids begin with the server's wall clock, ms
     return Entry(cursor, changes, worker, epoch, last, at)

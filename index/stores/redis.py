@@ -1,37 +1,37 @@
 """Redis: the store that survives a restart, shared by many processes.
 
-Edge: tables, positions and the change stream in Redis or Valkey >= 6.2; the two Lua files beside
-it are its atomic steps, reading.py its snapshot and tail. Open it to change the key layout.
+Edge: tables, positions and the change stream in Redis or Valkey >= 6.2, alone, behind sentinels or
+as a cluster; the Lua files beside it are its atomic steps, tables.py and reading.py read, line.py
+is the way to a server. Open it to change what is written; the keys:
 
-    PREFIX:shards              STRING  number of shards, fixed at first use
+    PREFIX:shards              HASH    shards (number) | format 2; fixed at first use
     {PREFIX:S}:w               SET     living workers of shard S, by their text form
-    {PREFIX:S}:m:WORKER        HASH    e epoch | l last batch | k Known, msgpack | g 1 when gone
-    {PREFIX:S}:t:EPOCH:WORKER  HASH    engine key -> row, 29 bytes, base.Row.encode
-    {PREFIX:S}:n               STRING  number of stream entries ever written, without a hole
-    {PREFIX:S}:x               STREAM  v n w e l c, see codec.py
+    {PREFIX:S}:m:WORKER        HASH    e epoch | l last batch | h id of the entry of that batch
+                                       | o gaps that stayed open | g 1 when gone
+                                       | k:INGEST msgpack [state, reason, since], one per ingest
+    {PREFIX:S}:t:EPOCH:WORKER  HASH    see rows.py; and "" -> "" from the first batch on, so that a
+                                       table that was thrown away is told from one without rows
+    {PREFIX:S}:n               HASH    n number and i id of the newest entry of the stream
+    {PREFIX:S}:x               STREAM  v n p w e l c, see codec.py; n has no hole, p links back
+    {PREFIX:S}:b               ZSET    ingest -> until when it lives, ms of the server's clock
 
 All keys of a shard share one hash tag, so one apply touches one slot; a worker's shard is
-xxh3_64(its text form) mod the number of shards. Layout version: 1.
+xxh3_64(its text form) mod the number of shards.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import AsyncGenerator, Collection
-from pathlib import Path
 from typing import Any
 
 import msgspec
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import ConstantBackoff
-from xxhash import xxh3_64_intdigest
 
-from kvplane.vocabulary import Cleared, ClearReason, Cursor, Epoch, Knowledge, Known, Worker
+from kvplane.vocabulary import Cleared, ClearReason, Cursor, Epoch, Known, Worker
 
-from ..errors import ShardsFixed
+from ..errors import StoreDown
 from ..settings import IndexSettings
-from . import codec
+from . import address, codec, fitness
 from .base import (
     Applied,
     Batch,
@@ -42,12 +42,15 @@ from .base import (
     Repeat,
     Snapshot,
     StaleEpoch,
-    WorkerState,
 )
-from .reading import Mark, Reader, ours, parse, write
+from .layout import Layout
+from .line import Line, Script
+from .reading import Mark, Reader, parse, write
 from .rows import Value, decode, encode
+from .servers import servers
+from .tables import Tables
 
-HERE = Path(__file__).parent
+_APPLY, _LIFE, _BEAT = Script("apply.lua"), Script("life.lua"), Script("beat.lua")
 
 
 class RedisStore:
@@ -55,64 +58,56 @@ class RedisStore:
 
     def __init__(
         self,
-        url: str,
+        url: str,  # see address.py; raises ValueError for one that cannot be read
         prefix: str = "kvplane",
         shards: int | None = None,  # None = as the store was made, 1 for a new one
         settings: IndexSettings | None = None,
+        writes: bool = True,  # False: never fixes the number of shards of a new store
     ) -> None:
-        self._settings = settings or IndexSettings()
-        self._url, self._prefix, self._asked = url, prefix, shards
-        self._redis = self._connect(self._settings.connections)
-        self._tails = self._connect(self._settings.tail_connections)
-        self._apply = self._redis.register_script((HERE / "apply.lua").read_text())
-        self._life = self._redis.register_script((HERE / "life.lua").read_text())
-        self._shards = 0  # not known yet
-
-    def _connect(self, most: int) -> Redis:
-        pool = BlockingConnectionPool.from_url(
-            self._url,
-            max_connections=most,
-            timeout=self._settings.command_timeout_s,
-            socket_timeout=self._settings.command_timeout_s + self._settings.block_ms / 1000,
-            socket_connect_timeout=self._settings.command_timeout_s,
-            retry=Retry(ConstantBackoff(0.05), 1),  # a pooled connection may be dead already
-        )
-        return Redis.from_pool(pool)
+        told = self._settings = settings or IndexSettings()
+        where, deadline_s = address.parse(url), told.command_timeout_s
+        self._line = Line(servers(where, told.connections, deadline_s), deadline_s)
+        self._tails = Line(servers(where, told.tail_connections, deadline_s), deadline_s)
+        self._layout = Layout(self._line, str(where), prefix, shards, writes)
+        self._tables = Tables(self._line, self._layout, told.scan_count, told.scans)
+        self._away: set[int] = set()
 
     async def begin_life(self, worker: Worker, seen: Epoch | None) -> Epoch:
         """See base.py."""
+        self._layout.doubt()  # a store that lost this worker may have lost everything
         changes = (Cleared(worker, Epoch(0), ClearReason.RESTART),)
         given = "" if seen is None else str(seen)
         return Epoch(await self._step("begin", worker, seen or Epoch(0), changes, given))
 
     async def position(self, worker: Worker) -> Position | None:
         """See base.py."""
-        state = await self._state(worker)
-        return Position(state.epoch, state.last) if state else None
+        state = await self._tables.state(worker)
+        if state is None:
+            return None
+        known = {told.by: told.state for told in state.known}
+        whole = await self._tables.whole(state)
+        return Position(state.epoch, state.last, whole, known, state.gaps)
 
     async def apply(self, batch: Batch) -> Outcome:
         """See base.py."""
-        await self._ready()
-        base, shard = self._keys(batch.worker)
-        gone = [key for key, row in batch.rows.items() if row is None]
-        kept = [part for key, row in batch.rows.items() if row for part in (key, encode(row))]
-        keys = [f"{base}:m:{batch.worker}", f"{base}:t:{batch.epoch}:{batch.worker}"]
-        head: list[Any] = [
-            batch.epoch,
-            batch.first,
-            batch.last,
-            int(batch.reset),
-            str(batch.worker),
-        ]
-        body: list[Any] = [codec.encode(batch.changes), self._settings.stream_entries, len(gone)]
-        with ours(self._url):
-            said, *rest = await self._apply(
-                keys=[*keys, f"{base}:x", f"{base}:n"], args=[*head, *body, *gone, *kept]
-            )
+        await self._layout.ready()
+        gone: list[bytes] = []
+        kept: list[bytes] = []
+        for key, value in batch.rows.items():
+            if value is None:
+                gone.append(key)
+            else:
+                kept += (key, encode(value))
+        worker, tag = batch.worker, self._layout.tag(batch.worker)
+        table = self._layout.table(worker, batch.epoch)
+        keys = (self._layout.meta(worker), table, f"{tag}:x", f"{tag}:n")
+        head = (batch.epoch, batch.first, batch.last, int(batch.reset), str(worker))
+        body = (codec.encode(batch.changes), self._settings.stream_entries, len(gone))
+        said, *rest = await self._line.run(_APPLY, keys, *head, *body, *gone, *kept)
         match said:
             case b"applied":
-                marks = [Mark()] * self._shards
-                marks[shard] = Mark(rest[0].decode(), rest[1])
+                marks = [Mark()] * self._layout.shards
+                marks[self._layout.shard(worker)] = Mark(rest[0].decode(), rest[1])
                 return Applied(write(marks))
             case b"repeat":
                 return Repeat(rest[0])
@@ -122,140 +117,105 @@ class RedisStore:
 
     async def table(self, worker: Worker) -> dict[bytes, Value]:
         """See base.py."""
-        state = await self._state(worker)
-        raw = await self._rows(worker, state.epoch) if state else {}
+        state = await self._tables.state(worker)
+        raw = await self._tables.rows(state) if state else {}
         return {key: decode(value) for key, value in raw.items()}
 
     async def known(self, change: Known) -> None:
         """See base.py."""
         kept = msgspec.msgpack.encode([change.state, change.reason, change.since])
-        given = str(change.epoch)
-        await self._step("known", change.worker, change.epoch, (change,), given, kept)
+        given, more = str(change.epoch), (kept, change.by)
+        await self._step("known", change.worker, change.epoch, (change,), given, *more)
 
     async def forget(self, worker: Worker, epoch: Epoch) -> None:
         """See base.py."""
         changes = (Cleared(worker, epoch, ClearReason.GONE),)
         await self._step("forget", worker, epoch, changes, str(epoch), self._settings.tombstone_s)
 
+    async def _step(
+        self, verb: str, worker: Worker, epoch: Epoch, changes: Any, given: str, *more: Any
+    ) -> int:
+        await self._layout.ready()
+        own = (self._layout.meta(worker), self._layout.table(worker, epoch))
+        keys = (*own, *(f"{self._layout.tag(worker)}:{key}" for key in "xnwb"))
+        told = (str(worker), codec.encode(changes), self._settings.stream_entries)
+        return int(await self._line.run(_LIFE, keys, verb, given, *told, *more))
+
     async def beat(self, ingest: str, ttl_s: float) -> None:
-        """See base.py."""
-        raise NotImplementedError
+        """See base.py; said to every shard, enough where one heard it."""
+        await self._beats(ingest, int(ttl_s * 1000))
 
     async def living(self) -> frozenset[str]:
-        """See base.py."""
-        raise NotImplementedError
+        """See base.py; those that any shard heard."""
+        heard = await self._beats()
+        return frozenset(one.decode() for some in heard for one in some)
+
+    async def _beats(self, *args: Any) -> list[Any]:
+        await self._layout.ready()
+        keys = [f"{tag}:b" for tag in self._layout.tags]
+        found = await self._line.run_each(_BEAT, keys, *args, deadline_s=self._settings.beat_s)
+        heard = [one for one in found if not isinstance(one, StoreDown)]
+        if not heard:
+            raise found[0]
+        return heard
 
     async def shards(self) -> int:
         """See base.py."""
-        await self._ready()
-        return self._shards
+        await self._layout.ready()
+        return self._layout.shards
 
     def shard_of(self, worker: Worker) -> int:
         """See base.py."""
-        return self._keys(worker)[1]
+        return self._layout.shard(worker)
 
-    def splice(self, cursor: Cursor, fresh: Cursor, shards: Collection[int]) -> Cursor:
+    def away(self) -> frozenset[int]:
         """See base.py."""
-        raise NotImplementedError
+        return frozenset(self._away)
+
+    async def fit(self) -> None:
+        """See base.py."""
+        fitness.judge(await self._line.each("INFO", "memory"))
+        await self._layout.ready()
+
+    async def evicted(self) -> int:
+        """See base.py."""
+        return fitness.evicted(await self._line.each("INFO", "stats"))
 
     async def snapshot(self, shards: Collection[int] | None = None) -> Snapshot:
         """See base.py."""
-        cursor = await self.head()
-        states: list[WorkerState] = []
-        for shard in range(self._shards):
-            with ours(self._url):
-                names: Any = await self._redis.smembers(f"{{{self._prefix}:{shard}}}:w")
-            for name in sorted(names):
-                worker = Worker.parse(name.decode())
-                state = await self._state(worker)
-                if state is not None:
-                    rows = await self._rows(worker, state.epoch)
-                    states.append(WorkerState(worker, state.epoch, state.last, state.known, rows))
-        return Snapshot(cursor, tuple(states), await self.head())
+        reader = await self._reader(self._line)
+        wanted = range(self._layout.shards) if shards is None else sorted(shards)
+        cursor = write(await reader.marks(wanted))
+        states = await self._tables.of(wanted)
+        return Snapshot(cursor, states, write(await reader.marks(wanted)))
 
     async def head(self) -> Cursor:
         """See base.py."""
-        reader = await self._reader()
-        return write(await reader.marks())
+        reader = await self._reader(self._line)
+        return write(await reader.marks(range(self._layout.shards)))
 
     def reached(self, cursor: Cursor, goal: Cursor) -> bool:
         """See base.py."""
         pairs = zip(parse(cursor), parse(goal), strict=True)
         return all(mine.number >= wanted.number for mine, wanted in pairs)
 
+    def splice(self, cursor: Cursor, fresh: Cursor, shards: Collection[int]) -> Cursor:
+        """See base.py."""
+        pairs = enumerate(zip(parse(cursor), parse(fresh), strict=True))
+        return write([new if shard in shards else old for shard, (old, new) in pairs])
+
     async def tail(self, after: Cursor) -> AsyncGenerator[Entry, None]:
         """See base.py."""
-        reader = await self._reader()
+        reader = await self._reader(self._tails)
         async with contextlib.aclosing(reader.tail(after)) as entries:
             async for entry in entries:
                 yield entry
 
     async def close(self) -> None:
         """See base.py."""
-        await self._redis.aclose()
+        await self._line.aclose()
         await self._tails.aclose()
 
-    async def _step(
-        self, verb: str, worker: Worker, epoch: Epoch, changes: Any, given: str, more: Any = ""
-    ) -> int:
-        await self._ready()
-        base, _ = self._keys(worker)
-        keys = [f"{base}:m:{worker}", f"{base}:t:{epoch}:{worker}"]
-        args: list[Any] = [
-            verb,
-            given,
-            str(worker),
-            codec.encode(changes),
-            self._settings.stream_entries,
-        ]
-        with ours(self._url):
-            return int(
-                await self._life(
-                    keys=[*keys, f"{base}:x", f"{base}:n", f"{base}:w"], args=[*args, more]
-                )
-            )
-
-    async def _state(self, worker: Worker) -> WorkerState | None:
-        await self._ready()
-        base, _ = self._keys(worker)
-        with ours(self._url):
-            found: Any = await self._redis.hmget(f"{base}:m:{worker}", ["e", "l", "k", "g"])
-        epoch, last, kept, gone = found
-        if epoch is None or gone:
-            return None
-        known: tuple[Known, ...] = ()
-        if kept:
-            state, reason, since = msgspec.msgpack.decode(kept)
-            known = (Known(worker, Epoch(int(epoch)), Knowledge(state), reason, since),)
-        return WorkerState(worker, Epoch(int(epoch)), None if last is None else int(last), known)
-
-    async def _rows(self, worker: Worker, epoch: Epoch) -> dict[bytes, bytes]:
-        base, _ = self._keys(worker)
-        rows: dict[bytes, bytes] = {}
-        with ours(self._url):
-            scan = self._redis.hscan_iter(
-                f"{base}:t:{epoch}:{worker}", count=self._settings.scan_count
-            )
-            async for key, row in scan:
-                rows[key] = row
-        return rows
-
-    async def _reader(self) -> Reader:
-        await self._ready()
-        tags = [f"{{{self._prefix}:{shard}}}" for shard in range(self._shards)]
-        return Reader(self._tails, self._url, tags, self._settings)
-
-    async def _ready(self) -> None:
-        """Learn, or fix at first use, how many shards there are."""
-        if self._shards:
-            return
-        with ours(self._url):
-            await self._redis.set(f"{self._prefix}:shards", self._asked or 1, nx=True)
-            kept = int(await self._redis.get(f"{self._prefix}:shards") or 1)
-        if self._asked not in (None, kept):
-            raise ShardsFixed(self._asked or 1, kept)
-        self._shards = kept
-
-    def _keys(self, worker: Worker) -> tuple[str, int]:
-        shard = xxh3_64_intdigest(str(worker).encode()) % self._shards
-        return f"{{{self._prefix}:{shard}}}", shard
+    async def _reader(self, line: Line) -> Reader:
+        await self._layout.ready()
+        return Reader(line, self._layout.tags, self._settings, self._away)

@@ -1,0 +1,46 @@
+"""Fitness: may this Redis keep an index at all?
+
+Edge: warns in the log; else pure over what INFO answered. redis.py asks at start. Open it to judge
+one more setting.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from ..errors import StoreUnfit
+
+log = logging.getLogger(__name__)
+
+WANT = "noeviction"
+
+
+def facts(answer: bytes) -> dict[str, str]:
+    """INFO's lines; values stay text."""
+    lines = (line.partition(":") for line in answer.decode(errors="replace").splitlines())
+    return {name: value.strip() for name, colon, value in lines if colon}
+
+
+def judge(answers: Sequence[tuple[str, bytes]]) -> None:
+    """Raises StoreUnfit for a server that throws keys away when its memory is full."""
+    for name, answer in answers:
+        found = facts(answer)
+        policy, most = found.get("maxmemory_policy", WANT), found.get("maxmemory", "0")
+        if policy == WANT:
+            continue
+        if most != "0":
+            raise StoreUnfit(
+                name,
+                f"maxmemory-policy is {policy} with maxmemory {most} bytes: it would throw parts "
+                f"of the index away unseen; must be {WANT}",
+            )
+        log.warning(
+            "store maxmemory-policy=%s without maxmemory at=%s action=go on: set %s before a limit",
+            policy, name, WANT,
+        )  # fmt: skip
+
+
+def evicted(answers: Sequence[tuple[str, bytes]]) -> int:
+    """Keys thrown away since the servers started."""
+    return sum(int(facts(answer).get("evicted_keys", 0)) for _, answer in answers)
