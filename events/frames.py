@@ -12,11 +12,12 @@ batches in another way. Source: protocols of vLLM (0.9 to 0.33) and SGLang (0.5.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from xxhash import xxh3_64_intdigest
 
 from .errors import BadFrames
+from .topics import shown
 
 MAX_SEQUENCE = 2**53 - 1  # what the store counts up to
 END = b"\xff" * 8
@@ -28,6 +29,7 @@ class Frame:
 
     sequence: int
     payload: bytes
+    topic: str = field(default="", compare=False)  # for people; old replay answers have none
 
     @property
     def digest(self) -> int:
@@ -38,18 +40,19 @@ class Frame:
 def live(frames: Sequence[bytes]) -> Frame:
     """A message of the PUB socket; raises BadFrames."""
     if len(frames) != 3:
-        raise BadFrames(f"{len(frames)} frames: must be topic, sequence, payload")
-    return Frame(_sequence(frames[1]), frames[2])
+        raise BadFrames(f"{_sizes(frames)}: must be topic, sequence, payload")
+    return Frame(_sequence(frames[1]), frames[2], shown(frames[0]))
 
 
 def replayed(frames: Sequence[bytes]) -> Frame | None:
     """A message of the replay socket, None for the end mark; raises BadFrames."""
     if not 2 <= len(frames) <= 4:
-        raise BadFrames(f"{len(frames)} frames: must be 3 or 4 in a replay answer")
+        raise BadFrames(f"{_sizes(frames)}: must be 3 or 4 in a replay answer")
     number, payload = frames[-2:]
     if number == END and not payload:
         return None
-    return Frame(_sequence(number), payload)
+    topic = frames[1] if len(frames) == 4 else b""
+    return Frame(_sequence(number), payload, shown(topic))
 
 
 def question(first: int) -> list[bytes]:
@@ -64,3 +67,11 @@ def _sequence(frame: bytes) -> int:
     if sequence > MAX_SEQUENCE:
         raise BadFrames(f"sequence {sequence}: must be at most {MAX_SEQUENCE}")
     return sequence
+
+
+def _sizes(frames: Sequence[bytes]) -> str:
+    """What came, as a sample for people: how many frames, and how long the first ones are."""
+    if not frames:
+        return "0 frames"
+    some = ", ".join(str(len(frame)) for frame in frames[:6])
+    return f"{len(frames)} frames of {some} bytes"

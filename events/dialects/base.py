@@ -32,7 +32,7 @@ class BlocksStored:
     tier: Tier = Tier.GPU
     adapter: str = ""  # LoRA name
     salt: str = ""
-    extra: tuple[tuple[str, ...], ...] = ()  # other keys per hash, as text; empty = none
+    extra: tuple[tuple[str, ...], ...] = ()  # per hash: image@3, hex of a digest; empty = none
     group: int = 0  # KV cache group of a hybrid model; 0 also where none is told
     kind: str = ""  # attention kind of the group; "" = the engine does not tell
     paired: bool = False  # tokens were pairs: a block also needs the token after it
@@ -77,16 +77,25 @@ class Dropped:
     kind: str
     reason: str
 
+    @property
+    def took_away(self) -> bool:
+        """Blocks may be gone that we still believe in: what is known is worth less from here."""
+        return self.kind in ("BlockRemoved", "AllBlocksCleared")
+
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """One batch of an engine."""
+    """One batch of an engine.
+
+    `unknown` names what was read past, each name once in the life of a Reader, so that it can be
+    logged and counted without a flood: BlockStored.colour  BlockStored.field16  medium:tape
+    """
 
     ts: float  # engine clock, seconds; 0.0 where it is missing
     events: tuple[EngineEvent, ...]
     dp_rank: int | None
     dropped: tuple[Dropped, ...] = ()
-    unknown: tuple[str, ...] = ()  # BlockStored.colour, BlockStored.field16, medium:tape; see below
+    unknown: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,16 +134,39 @@ def engine_hash(key: bytes) -> int | bytes:
     return int.from_bytes(key[1:], "big", signed=key[:1] == b"s")
 
 
+MEDIA = {  # names of engines and of what stores blocks beside them, in small letters
+    "gpu": Tier.GPU,
+    "cpu": Tier.CPU,
+    "cpu_pinned": Tier.CPU,
+    "host": Tier.CPU,
+    "dram": Tier.CPU,
+    "localcpubackend": Tier.CPU,  # the last words are LMCache's
+    "disk": Tier.DISK,
+    "storage": Tier.DISK,
+    "ssd": Tier.DISK,
+    "nvme": Tier.DISK,
+    "localdiskbackend": Tier.DISK,
+    "gdsbackend": Tier.DISK,
+    "remote": Tier.REMOTE,
+    "external": Tier.REMOTE,
+    "remotebackend": Tier.REMOTE,
+    "p2pbackend": Tier.REMOTE,
+}
+_BEGIN_CPU = ("cpu", "host")  # cpu_tier2, host_numa1: the same memory under a longer name
+
+
+def known_medium(name: str) -> bool:
+    """Is the name in the table, or one of its longer forms?"""
+    small = name.lower()
+    return small in MEDIA or small.startswith(_BEGIN_CPU)
+
+
 def tier_of(medium: str | None, locality: str | None = None) -> Tier:
-    """Where a block lies, from the many names of engines; compared without case.
+    """Where a block lies, by the table; compared without case, and told from afar is remote.
 
     What is not known is taken for remote: the tier that promises least.
     """
     name = (medium or "gpu").lower()
-    if name == "gpu":
-        return Tier.GPU
-    if (locality or "").upper() == "REMOTE":
-        return Tier.REMOTE
-    if name.startswith(("cpu", "host")):
-        return Tier.CPU
-    return Tier.DISK if name in ("disk", "storage", "ssd", "nvme") else Tier.REMOTE
+    found = MEDIA.get(name) or (Tier.CPU if name.startswith(_BEGIN_CPU) else Tier.REMOTE)
+    far = isinstance(locality, str) and locality.upper() == "REMOTE"
+    return Tier.REMOTE if far and found is not Tier.GPU else found

@@ -1,8 +1,8 @@
 """Reading: msgpack payload -> events, whatever its layout; one bad event never drops its batch.
 
-Pure. Shared by the dialects of this folder, which bring only their own fields. Layout (positional
-arrays or maps) is judged per event, so a fleet may mix engine versions. Open it to change how
-foreign bytes are distrusted.
+Pure. Shared by the dialects of this folder, which bring only their own members. Layout (positional
+arrays or maps) is judged per event, so a fleet may mix engine versions, and one stream may too.
+Open it to change how foreign bytes are distrusted.
 
     [ts, [event, ...], dp_rank?]   or   {"ts": .., "events": [..], "data_parallel_rank": ..}
 """
@@ -10,16 +10,19 @@ foreign bytes are distrusted.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import msgspec
 
 from .base import AllCleared, BadBatch, Decoded, Dropped, EngineEvent
+from .loose import loosened
+from .strangers import NAMES, Strangers
+from .wire import ClearedArray, ClearedMap
 
 Bad = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
 KINDS = ("BlockStored", "BlockRemoved", "AllBlocksCleared")
-NO_TOKENS = msgspec.Raw(b"\x90")
+_NIL = b"\xc0"
 _TOO_MANY = 1 << 22  # tokens of one event; longer than any context
 
 
@@ -34,14 +37,7 @@ class _BatchMap(msgspec.Struct, frozen=True):
     ts: float | None = None
     data_parallel_rank: int | None = None
     attn_dp_rank: int | None = None
-
-
-class ClearedMap(msgspec.Struct, frozen=True, tag_field="type", tag="AllBlocksCleared"):
-    """Map form of a cleared cache; the same in all engines."""
-
-
-class ClearedArray(msgspec.Struct, frozen=True, array_like=True, tag="AllBlocksCleared"):
-    """Array form of the same."""
+    dp_rank: int | None = None
 
 
 _BATCH = msgspec.msgpack.Decoder(_Batch)
@@ -52,38 +48,61 @@ _ANY = msgspec.msgpack.Decoder()
 
 
 class Reader:
-    """Decodes the batches of one dialect: two typed decoders and a way to turn frames to nouns."""
+    """Decodes the batches of one dialect: typed decoders and a way to turn frames to nouns.
 
-    def __init__(self, maps: Any, arrays: Any, convert: Callable[[Any], EngineEvent]) -> None:
-        self._maps = msgspec.msgpack.Decoder(maps)
-        self._arrays = msgspec.msgpack.Decoder(arrays)
+    `maps` are tried in order; the first that fits is taken, and the last one's error is told.
+    """
+
+    def __init__(
+        self, maps: Sequence[Any], arrays: Any, convert: Callable[[Any], EngineEvent]
+    ) -> None:
+        self._maps = tuple(msgspec.msgpack.Decoder(kinds) for kinds in maps)
+        self._arrays = (msgspec.msgpack.Decoder(arrays),)
         self._convert = convert
+        self._strangers = Strangers()
 
     def decode(self, payload: bytes) -> Decoded:
         """The events of a batch in order; raises BadBatch where there is no batch."""
         ts, raws, rank = _open(payload)
         events: list[EngineEvent] = []
         dropped: list[Dropped] = []
+        unknown: tuple[str, ...] = ()
         for raw in raws:
             try:
-                events.append(self._event(raw))
+                frame = self._frame(raw)
+                events.append(
+                    AllCleared()
+                    if isinstance(frame, (ClearedMap, ClearedArray))
+                    else self._convert(frame)
+                )
+                unknown += self._strangers.look(frame, raw)
             except Bad as error:
                 dropped.append(_why(raw, error))
-        return Decoded(ts or 0.0, tuple(events), rank, tuple(dropped))
+        return Decoded(ts or 0.0, tuple(events), rank, tuple(dropped), unknown)
 
-    def _event(self, raw: msgspec.Raw) -> EngineEvent:
-        frame = (self._maps if _is_map(raw) else self._arrays).decode(raw)
-        if isinstance(frame, (ClearedMap, ClearedArray)):
-            return AllCleared()
-        return self._convert(frame)
+    def _frame(self, raw: msgspec.Raw) -> Any:
+        decoders = self._maps if _is_map(raw) else self._arrays
+        for decoder in decoders[:-1]:
+            try:
+                return decoder.decode(raw)
+            except msgspec.ValidationError:
+                continue
+        last = decoders[-1]
+        try:
+            return last.decode(raw)
+        except msgspec.ValidationError:
+            again = loosened(raw)
+            if again is None:
+                raise
+            return last.decode(again)
 
 
 def _open(payload: bytes) -> tuple[float | None, list[msgspec.Raw], int | None]:
     try:
         if _is_map(payload):
             told = _BATCH_MAP.decode(payload)
-            rank = told.data_parallel_rank
-            return told.ts, told.events, told.attn_dp_rank if rank is None else rank
+            ranks = told.data_parallel_rank, told.attn_dp_rank, told.dp_rank
+            return told.ts, told.events, next((rank for rank in ranks if rank is not None), None)
         batch = _BATCH.decode(payload)
     except Bad as error:
         raise BadBatch(f"payload of {len(payload)} bytes: {error}") from None
@@ -91,29 +110,32 @@ def _open(payload: bytes) -> tuple[float | None, list[msgspec.Raw], int | None]:
 
 
 def _is_map(data: bytes | msgspec.Raw) -> bool:
-    first = memoryview(data)[:1].tobytes()
-    return bool(first) and (0x80 <= first[0] <= 0x8F or first[0] in (0xDE, 0xDF))
+    first = memoryview(data)[0] if len(data) else 0
+    return 0x80 <= first <= 0x8F or first == 0xDE or first == 0xDF
 
 
 def _why(raw: msgspec.Raw, error: BaseException) -> Dropped:
     """Tell a malformed event of a known kind from a kind that we do not know."""
     try:
         event = _ANY.decode(raw)
-        tag = event.get("type") if isinstance(event, dict) else event[0]
+        tag = event.get("type", event.get("event_type")) if isinstance(event, dict) else event[0]
     except (*Bad, LookupError, AttributeError):
         tag = None
-    if tag in KINDS:
-        return Dropped(str(tag), f"malformed: {error}"[:200])
+    name = NAMES.get(tag, tag) if isinstance(tag, str) else tag
+    if name in KINDS:
+        return Dropped(str(name), f"malformed: {error}"[:200])
     return Dropped("unknown", f"kind {str(tag)[:60]!r}")
 
 
 def read_tokens(raw: msgspec.Raw) -> tuple[array[int], bool]:
     """Token ids as 32-bit numbers, and whether they came as pairs (the first of each is kept).
 
-    Raises one of `Bad` where an id is no unsigned 32-bit number.
+    Nil is no tokens. Raises one of `Bad` where an id is no unsigned 32-bit number.
     """
     if len(raw) > 5 * _TOO_MANY:
         raise ValueError(f"token_ids of {len(raw)} bytes: too many")
+    if raw == _NIL:
+        return array("I"), False
     try:
         return array("I", _INTS.decode(raw)), False
     except msgspec.ValidationError:

@@ -1,7 +1,7 @@
 """SGLang: KV events as maps (0.5.23) and as positional arrays (before), hashes signed.
 
-Pure: one member of this seam; reading.py does the layout, base.py has the nouns. Open it when
-SGLang adds a field. Source: SGLang's own radix cache, recorded in
+Pure: one member of this seam; wire.py has the shared members, reading.py does the layout, base.py
+has the nouns. Open it when SGLang adds a member. Source: SGLang's own radix cache, recorded in
 tests/vectors/sglang-kv-events.jsonl.
 
 Known blindness: in the default format `extra_key` is neither sent nor part of the hash, so two
@@ -12,85 +12,43 @@ not (`copies=False`): the first removal takes it away, which may say too little.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 
 from kvplane.vocabulary import Tier
 
-from .base import (
-    AllCleared,
-    BlocksRemoved,
-    BlocksStored,
-    Dialect,
-    EngineEvent,
-    engine_hash,
-    engine_key,
-    tier_of,
-)
-from .reading import NO_TOKENS, ClearedArray, ClearedMap, Reader, read_tokens
+from . import wire
+from .base import AllCleared, BlocksRemoved, Dialect, EngineEvent, engine_hash
+from .nouns import Members, as_removed, as_stored
+from .reading import Reader
 
 MEDIUM = {Tier.GPU: "GPU", Tier.CPU: "CPU_PINNED", Tier.DISK: "DISK", Tier.REMOTE: "EXTERNAL"}
 
 
-class _StoredMap(msgspec.Struct, frozen=True, tag_field="type", tag="BlockStored"):
-    block_hashes: list[int | bytes]
-    parent_block_hash: int | bytes | None = None
-    token_ids: msgspec.Raw = NO_TOKENS
-    block_size: int = 0
-    lora_id: int | None = None
-    medium: str | None = None
-    cache_salt: str | None = None
-    lora_name: str | None = None
-
-
-class _StoredArray(msgspec.Struct, frozen=True, array_like=True, tag="BlockStored"):
-    block_hashes: list[int | bytes]
-    parent_block_hash: int | bytes | None = None
-    token_ids: msgspec.Raw = NO_TOKENS
-    block_size: int = 0
-    lora_id: int | None = None
-    medium: str | None = None
+class _StoredArray(wire.StoredArray, frozen=True, array_like=True, tag="BlockStored"):
     metadata: Any = None  # a trailing element of the last array versions
+    group_idx: ClassVar[None] = None  # what this layout never has
+    kv_cache_spec_kind: ClassVar[None] = None
+    kv_cache_spec_sliding_window: ClassVar[None] = None
+    locality: ClassVar[None] = None
+    lookahead_token_ids: ClassVar[None] = None
 
 
-class _RemovedMap(msgspec.Struct, frozen=True, tag_field="type", tag="BlockRemoved"):
-    block_hashes: list[int | bytes]
-    medium: str | None = None
-
-
-class _RemovedArray(msgspec.Struct, frozen=True, array_like=True, tag="BlockRemoved"):
-    block_hashes: list[int | bytes]
-    medium: str | None = None
-
-
-def _stored(frame: _StoredMap | _StoredArray) -> BlocksStored:
-    parent = frame.parent_block_hash
-    tokens, paired = read_tokens(frame.token_ids)
-    if isinstance(frame, _StoredArray):
-        told = frame.metadata if isinstance(frame.metadata, dict) else {}
-        salt, adapter = str(told.get("cache_salt") or ""), str(told.get("lora_name") or "")
-    else:
-        salt, adapter = frame.cache_salt or "", frame.lora_name or ""
-    return BlocksStored(
-        hashes=tuple(engine_key(value) for value in frame.block_hashes),
-        parent=None if parent is None else engine_key(parent),
-        tokens=tokens,
-        block_size=frame.block_size,
-        tier=tier_of(frame.medium),
-        adapter=adapter,
-        salt=salt,
-        paired=paired,
-        adapter_id=None if adapter else frame.lora_id,
-    )
+class _RemovedArray(wire.RemovedArray, frozen=True, array_like=True, tag="BlockRemoved"):
+    metadata: Any = None
+    group_idx: ClassVar[None] = None
+    locality: ClassVar[None] = None
 
 
 def _convert(frame: Any) -> EngineEvent:
-    if isinstance(frame, (_StoredMap, _StoredArray)):
-        return _stored(frame)
-    return BlocksRemoved(
-        tuple(engine_key(value) for value in frame.block_hashes), tier_of(frame.medium)
-    )
+    if isinstance(frame, wire.StoredMap):
+        return as_stored(frame, Members(frame.lora_name or "", frame.cache_salt or ""))
+    if isinstance(frame, _StoredArray):
+        told = frame.metadata if isinstance(frame.metadata, dict) else {}
+        adapter, salt = (str(told.get(name) or "") for name in ("lora_name", "cache_salt"))
+        return as_stored(frame, Members(adapter, salt))
+    return as_removed(frame)
 
 
 def encode(ts: float, events: Sequence[EngineEvent], dp_rank: int = 0) -> bytes:
@@ -125,7 +83,10 @@ def _signed(key: bytes) -> int:
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
-_READER = Reader(
-    _StoredMap | _RemovedMap | ClearedMap, _StoredArray | _RemovedArray | ClearedArray, _convert
-)
-SGLANG = Dialect("sglang", _READER.decode, encode, copies=False)
+def new() -> Dialect:
+    """A dialect that has met nothing strange yet."""
+    reader = Reader((wire.MAPS,), _StoredArray | _RemovedArray | wire.ClearedArray, _convert)
+    return Dialect("sglang", reader.decode, encode, copies=False)
+
+
+SGLANG = new()

@@ -1,9 +1,11 @@
 """vLLM: KV events of 0.9 to 0.33, positional arrays (up to 0.23) and maps (from 0.24 on).
 
-Pure: one member of this seam; reading.py does the layout, base.py has the nouns. Open it when vLLM
-adds a field. Source: vLLM's own structs of 17 versions, recorded in
-tests/vectors/vllm-kv-events-versions.jsonl. The map form of our own engine is this one too;
-`cache_salt` is read where somebody sends it.
+Pure: one member of this seam; wire.py has the shared members, reading.py does the layout, base.py
+has the nouns. Open it when vLLM adds a member. Source: vLLM's own structs of 17 versions, recorded
+in tests/vectors/vllm-kv-events-versions.jsonl. The map form of our own engine is this one too.
+
+LMCache's events come in this stream: medium CPU or a backend's name, hashes of its own and its
+chunk (256 tokens by default) as block size. AIBrix sends none: its gateway reads vLLM's.
 """
 
 from __future__ import annotations
@@ -15,60 +17,30 @@ import msgspec
 
 from kvplane.vocabulary import Tier
 
-from .base import (
-    AllCleared,
-    BlocksRemoved,
-    BlocksStored,
-    Dialect,
-    EngineEvent,
-    engine_hash,
-    engine_key,
-    tier_of,
-)
-from .reading import NO_TOKENS, ClearedArray, ClearedMap, Reader, read_tokens
+from . import wire
+from .base import AllCleared, BlocksRemoved, BlocksStored, Dialect, EngineEvent, engine_hash
+from .nouns import Members, as_removed, as_stored
+from .reading import Reader
 
 MEDIUM = {Tier.GPU: "GPU", Tier.CPU: "CPU", Tier.DISK: "STORAGE", Tier.REMOTE: "REMOTE"}
 
 
-class _StoredMap(msgspec.Struct, frozen=True, tag_field="type", tag="BlockStored"):
-    block_hashes: list[int | bytes]
-    parent_block_hash: int | bytes | None = None
-    token_ids: msgspec.Raw = NO_TOKENS
-    block_size: int = 0
-    lora_id: int | None = None
-    medium: str | None = None
+class _StoredArray(wire.StoredArray, frozen=True, array_like=True, tag="BlockStored"):
     lora_name: str | None = None
-    extra_keys: list[list[Any] | None] | None = None
+    extra_keys: list[list[Any] | str | None] | None = None
     group_idx: int | None = None
     kv_cache_spec_kind: str | None = None
-    locality: str | None = None
-    cache_salt: str | None = None  # not vLLM's; SGLang's maps are else the same
+    kv_cache_spec_sliding_window: int | None = None
+    locality: Any = None  # from here on only maps were seen; the order is vLLM's
+    ownership: Any = None
+    session_id: Any = None
+    lookahead_token_ids: Any = None
 
 
-class _StoredArray(msgspec.Struct, frozen=True, array_like=True, tag="BlockStored"):
-    block_hashes: list[int | bytes]
-    parent_block_hash: int | bytes | None = None
-    token_ids: msgspec.Raw = NO_TOKENS
-    block_size: int = 0
-    lora_id: int | None = None
-    medium: str | None = None
-    lora_name: str | None = None
-    extra_keys: list[list[Any] | None] | None = None
+class _RemovedArray(wire.RemovedArray, frozen=True, array_like=True, tag="BlockRemoved"):
     group_idx: int | None = None
-    kv_cache_spec_kind: str | None = None
-
-
-class _RemovedMap(msgspec.Struct, frozen=True, tag_field="type", tag="BlockRemoved"):
-    block_hashes: list[int | bytes]
-    medium: str | None = None
-    group_idx: int | None = None
-    locality: str | None = None
-
-
-class _RemovedArray(msgspec.Struct, frozen=True, array_like=True, tag="BlockRemoved"):
-    block_hashes: list[int | bytes]
-    medium: str | None = None
-    group_idx: int | None = None
+    locality: Any = None
+    ownership: Any = None
 
 
 def split_extra(
@@ -82,13 +54,13 @@ def split_extra(
 
         [["sql", "t1"], ["sql", ["img", 3]]], "sql" -> ("t1", ((), ("img@3",)))
     """
-    salt = ""
-    rest: list[tuple[str, ...]] = []
     keys = tuple(keys)
     if not any(keys):
         return "", ()
+    salt = ""
+    rest: list[tuple[str, ...]] = []
     for position, entry in enumerate(keys):
-        items = list(entry or ())
+        items = [entry] if isinstance(entry, str) else list(entry or ())
         if adapter and items and items[0] == adapter:
             items.pop(0)
         texts = [item for item in items if isinstance(item, str)]
@@ -105,39 +77,21 @@ def _text(item: Any) -> str:
     return item.hex() if isinstance(item, bytes) else str(item)
 
 
-def _group(told: int | None) -> int:
-    if not 0 <= (told or 0) <= 0xFFFF:
-        raise ValueError(f"group_idx {told}: must be 0 to 65535")
-    return told or 0
-
-
-def _stored(frame: _StoredMap | _StoredArray) -> BlocksStored:
+def _members(frame: wire.StoredMap | _StoredArray) -> Members:
     adapter = frame.lora_name or ""
-    parent = frame.parent_block_hash
-    salt, extra = split_extra(frame.extra_keys or (), adapter, at_root=parent is None)
-    tokens, paired = read_tokens(frame.token_ids)
-    return BlocksStored(
-        hashes=tuple(engine_key(value) for value in frame.block_hashes),
-        parent=None if parent is None else engine_key(parent),
-        tokens=tokens,
-        block_size=frame.block_size,
-        tier=tier_of(frame.medium, getattr(frame, "locality", None)),
-        adapter=adapter,
-        salt=getattr(frame, "cache_salt", None) or salt,
-        extra=extra,
-        group=_group(frame.group_idx),
-        kind=frame.kv_cache_spec_kind or "",
-        paired=paired,
-        adapter_id=None if adapter else frame.lora_id,
-    )
+    if not frame.extra_keys:
+        return Members(adapter, getattr(frame, "cache_salt", None) or "")
+    at_root = frame.parent_block_hash is None
+    salt, extra = split_extra(frame.extra_keys, adapter, at_root)
+    if extra and len(extra) != len(frame.block_hashes):
+        raise ValueError(f"extra_keys of {len(extra)} for {len(frame.block_hashes)} block_hashes")
+    return Members(adapter, getattr(frame, "cache_salt", None) or salt, extra)
 
 
 def _convert(frame: Any) -> EngineEvent:
-    if isinstance(frame, (_StoredMap, _StoredArray)):
-        return _stored(frame)
-    keys = tuple(engine_key(value) for value in frame.block_hashes)
-    tier = tier_of(frame.medium, getattr(frame, "locality", None))
-    return BlocksRemoved(keys, tier, _group(frame.group_idx))
+    if isinstance(frame, (wire.StoredMap, _StoredArray)):
+        return as_stored(frame, _members(frame))
+    return as_removed(frame)
 
 
 def encode(ts: float, events: Sequence[EngineEvent], dp_rank: int = 0) -> bytes:
@@ -151,8 +105,9 @@ def _map(event: EngineEvent) -> dict[str, Any]:
     hashes = [engine_hash(key) for key in event.hashes]
     if isinstance(event, BlocksRemoved):
         removed = {"type": "BlockRemoved", "block_hashes": hashes, "medium": MEDIUM[event.tier]}
-        return removed | ({"group_idx": event.group} if event.group else {})
-    return {
+        told = event.group or event.grouped
+        return removed | ({"group_idx": event.group} if told else {})
+    stored = {
         "type": "BlockStored",
         "block_hashes": hashes,
         "parent_block_hash": None if event.parent is None else engine_hash(event.parent),
@@ -165,6 +120,7 @@ def _map(event: EngineEvent) -> dict[str, Any]:
         "group_idx": event.group,
         "kv_cache_spec_kind": event.kind or "full_attention",
     }
+    return stored | ({"kv_cache_spec_sliding_window": event.window} if event.window else {})
 
 
 def _extra_keys(event: BlocksStored) -> list[list[Any] | None]:
@@ -184,7 +140,14 @@ def _pair(text: str) -> list[Any]:
     return [item, int(offset)] if item and offset.lstrip("-").isdecimal() else [text, 0]
 
 
-_READER = Reader(
-    _StoredMap | _RemovedMap | ClearedMap, _StoredArray | _RemovedArray | ClearedArray, _convert
-)
-VLLM = Dialect("vllm", _READER.decode, encode, copies=True)
+ARRAYS = _StoredArray | _RemovedArray | wire.ClearedArray
+
+
+def new() -> Dialect:
+    """A dialect that has met nothing strange yet."""
+    reader = Reader((wire.MAPS,), ARRAYS, _convert)
+    return Dialect("vllm", reader.decode, encode, copies=True)
+
+
+convert = _convert
+VLLM = new()

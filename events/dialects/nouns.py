@@ -1,0 +1,76 @@
+"""Nouns: members that were read -> BlocksStored and BlocksRemoved.
+
+Pure. The one place that knows which member becomes which fact; a dialect only says what is its own:
+where adapter, salt and other keys are. Used by the dialects of this folder. Open it when a member
+means something else, or a noun gets a fact.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from .base import BlocksRemoved, BlocksStored, engine_key, tier_of
+from .reading import read_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Members:
+    """What each engine tells in its own place."""
+
+    adapter: str = ""
+    salt: str = ""
+    extra: tuple[tuple[str, ...], ...] = ()
+
+
+def as_stored(frame: Any, own: Members) -> BlocksStored:
+    """A stored event; raises ValueError for a number out of bounds.
+
+    `frame` has the members of wire.StoredMap as attributes, also where its layout lacks them.
+    """
+    told = frame.group_idx
+    parent = frame.parent_block_hash
+    tokens, paired = read_tokens(frame.token_ids)
+    size = frame.block_size or 0
+    if size < 0:
+        raise ValueError(f"block_size {size}: must be 0 or more")
+    return BlocksStored(
+        hashes=tuple([engine_key(value) for value in frame.block_hashes]),
+        parent=None if parent is None else engine_key(parent),
+        tokens=tokens,
+        block_size=size,
+        tier=tier_of(frame.medium, frame.locality),
+        adapter=own.adapter,
+        salt=own.salt,
+        extra=own.extra,
+        group=_group(told),
+        kind=frame.kv_cache_spec_kind or "",
+        paired=paired,
+        adapter_id=None if own.adapter else frame.lora_id,
+        grouped=told is not None,
+        window=max(0, frame.kv_cache_spec_sliding_window or 0),
+        lookahead=_lookahead(frame.lookahead_token_ids),
+    )
+
+
+def as_removed(frame: Any) -> BlocksRemoved:
+    """A removed event; raises ValueError for a number out of bounds."""
+    told = frame.group_idx
+    tier = tier_of(frame.medium, frame.locality)
+    keys = tuple([engine_key(value) for value in frame.block_hashes])
+    return BlocksRemoved(keys, tier, _group(told), told is not None)
+
+
+def _group(told: int | None) -> int:
+    if told is None:
+        return 0
+    if not 0 <= told <= 0xFFFF:
+        raise ValueError(f"group_idx {told}: must be 0 to 65535")
+    return told
+
+
+def _lookahead(told: Any) -> int:
+    """How many tokens after a block went into its hash: the most that any entry has."""
+    if not isinstance(told, list):
+        return 0
+    return max((len(entry) for entry in told if isinstance(entry, list)), default=0)
