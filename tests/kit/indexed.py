@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
 
+from kit.cable import Cable
 from kit.plane import EngineSeat, Plane, together
 from kit.ports import free_ports
 from kit.wait import until
@@ -19,60 +18,6 @@ from kvplane.index import chain, to_hex
 from kvplane.vocabulary import Namespace
 
 WATCHED = ["--health-check-interval-secs", "0.5"]
-
-
-@dataclass
-class Cable:
-    """A TCP line to a port that can be cut: both ends see it closed, and nobody answers."""
-
-    port: int
-    listen: int = field(default_factory=lambda: free_ports(1)[0])
-    whole: bool = True
-
-    async def __aenter__(self) -> Cable:
-        self._ends: set[asyncio.StreamWriter] = set()
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.listen)
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        self.cut()
-        self._server.close()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-
-    def cut(self) -> None:
-        self.whole = False
-        for end in self._ends:
-            end.transport.abort()
-
-    def mend(self) -> None:
-        self.whole = True
-
-    async def _serve(self, near: asyncio.StreamReader, out: asyncio.StreamWriter) -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        self._tasks.add(task)
-        self._ends.add(out)
-        try:
-            if self.whole:
-                far, there = await asyncio.open_connection("127.0.0.1", self.port)
-                self._ends.add(there)
-                await asyncio.gather(_pump(near, there), _pump(far, out))
-        except OSError:
-            pass
-        finally:
-            out.transport.abort()
-            self._tasks.discard(task)
-
-
-async def _pump(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(OSError):
-        while data := await source.read(65536):
-            sink.write(data)
-            await sink.drain()
-    sink.transport.abort()
 
 
 @contextlib.asynccontextmanager

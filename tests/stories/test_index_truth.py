@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 import pytest
 import pytest_asyncio
-from kit.indexed import Cable, believed, fill, indexed, knowledge, settled, truth
+from kit.cable import Cable
+from kit.indexed import believed, fill, indexed, knowledge, settled, truth
 from kit.plane import EngineSeat, Plane
 from kit.ports import free_port
 from kit.redis import binary, server
