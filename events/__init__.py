@@ -24,9 +24,11 @@ from .dialects.base import (
 )
 from .errors import BadEndpoint, EventsError
 from .metrics import EventsMetrics
+from .places import Place
 from .records import entry_record, record
 from .sequence import Gap, Life, Seen, judge, same_life
 from .settings import EventsSettings
+from .states import State
 from .subscriber import Subscriber
 from .subscriptions import Following, Subscriptions
 from .translation import Translation, Translator
@@ -48,7 +50,9 @@ __all__ = [
     "Following",
     "Gap",
     "Life",
+    "Place",
     "Seen",
+    "State",
     "Subscriber",
     "Subscriptions",
     "Translation",

@@ -27,10 +27,21 @@ class BadFrames(EventsError):
 class Resync(EventsError):
     """The store stands elsewhere than we thought: read it again and continue from there."""
 
-    reason: str  # closed set: gap, epoch, repeat, lost
+    reason: str  # closed set: gap, epoch, repeat, lost, evicted
 
     def __str__(self) -> str:
         return f"store stands elsewhere: {self.reason}"
+
+
+@dataclass(eq=False)
+class Mistaken(EventsError):
+    """A batch of another worker than the one that is followed. Never take it; say so."""
+
+    what: str  # closed set: topic, rank
+    reason: str
+
+    def __str__(self) -> str:
+        return self.reason
 
 
 @dataclass(eq=False)

@@ -13,7 +13,7 @@ from typing import Any
 
 import zmq
 import zmq.asyncio
-from zmq.utils.monitor import recv_monitor_message
+from zmq.utils.monitor import parse_monitor_message
 
 from kvplane.runtime import cancel
 
@@ -33,15 +33,19 @@ class Live:
     """Connects on `open`; ZMQ reconnects by itself, `connections` counts how often it did."""
 
     def __init__(
-        self, context: zmq.asyncio.Context, endpoint: str, settings: EventsSettings
+        self, context: zmq.asyncio.Context, endpoint: str, settings: EventsSettings, topic: str
     ) -> None:
         self._context, self._endpoint, self._settings = context, endpoint, settings
+        self._topic = topic
         self.connections = 0
         self.up = False
         self.foreign = False  # something answers there that is no publisher
-        self._changed = asyncio.Event()
+        self._shaking = False  # connected, no handshake yet
+        self._wake: asyncio.Future[None] | None = None  # of who waits in receive() or connected()
+        self._moved = False  # the connection changed since somebody waited
         self._socket: zmq.asyncio.Socket | None = None
         self._direct: zmq.Socket[bytes] | None = None
+        self._monitor: zmq.Socket[bytes] | None = None
         self._watch: asyncio.Task[None] | None = None
         self._next: asyncio.Future[Any] | None = None
 
@@ -55,22 +59,22 @@ class Live:
         socket.setsockopt(zmq.MAXMSGSIZE, self._settings.message_bytes)
         socket.setsockopt(zmq.RECONNECT_IVL, 100)
         socket.setsockopt(zmq.RECONNECT_IVL_MAX, 2000)
-        socket.setsockopt(zmq.SUBSCRIBE, self._settings.topic.encode())
+        socket.setsockopt(zmq.SUBSCRIBE, self._topic.encode())
         if self._endpoint.startswith("inproc:"):  # no handshake there, it is up or it fails
             self.up, self.connections = True, 1
         else:
             monitor = socket.get_monitor_socket(_WATCHED)
+            self._monitor = zmq.Socket.shadow(monitor.underlying)
             self._watch = asyncio.create_task(self._watching(monitor))
         socket.connect(self._endpoint)
         self._direct = zmq.Socket.shadow(socket.underlying)
 
     async def connected(self, timeout_s: float) -> bool:
         """Wait until the publisher's handshake is done."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(timeout_s):
-                while not self.up:
-                    self._changed.clear()
-                    await self._changed.wait()
+        loop = asyncio.get_running_loop()
+        until = loop.time() + timeout_s
+        while not self.up and loop.time() < until:
+            await self._wait(until - loop.time())
         return self.up
 
     async def receive(self, timeout_s: float) -> list[list[bytes]]:
@@ -78,48 +82,84 @@ class Live:
         assert self._socket is not None, "open() comes first"
         if self._next is None:
             self._next = asyncio.ensure_future(self._socket.recv_multipart())
-        self._changed.clear()
-        changed: asyncio.Task[Any] = asyncio.create_task(self._changed.wait())
-        try:
-            await asyncio.wait(
-                (self._next, changed), timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
-            )
-        finally:
-            await cancel(changed)
+        if not self._next.done():
+            self._next.add_done_callback(self._call)
+            try:
+                await self._wait(timeout_s)
+            finally:
+                if self._next is not None:
+                    self._next.remove_done_callback(self._call)
         if not self._next.done():
             return []
         first, self._next = self._next.result(), None
-        return [first, *self._drain()]
+        taken = [first]
+        self._drain(taken)
+        return taken
 
-    def _drain(self) -> list[list[bytes]]:
-        assert self._direct is not None, "open() comes first"
+    async def more(self, linger_s: float) -> list[list[bytes]]:
+        """What comes within a moment, taken all at once; perhaps nothing."""
+        await asyncio.sleep(linger_s)
         taken: list[list[bytes]] = []
+        self._drain(taken)
+        return taken
+
+    def _drain(self, taken: list[list[bytes]]) -> None:
+        """What is there, and then what the monitor said: first whose batches these are."""
+        assert self._direct is not None, "open() comes first"
         with contextlib.suppress(zmq.Again):
             while len(taken) < self._settings.drain_batches:
                 taken.append(self._direct.recv_multipart(zmq.NOBLOCK))
-        return taken
+        self._look()
+
+    async def _wait(self, timeout_s: float) -> None:
+        """Until something calls; at once where the connection changed before."""
+        if self._moved:
+            self._moved = False
+            return
+        loop = asyncio.get_running_loop()
+        self._wake = loop.create_future()
+        timer = loop.call_later(timeout_s, self._call)
+        try:
+            await self._wake
+        finally:
+            timer.cancel()
+            self._wake, self._moved = None, False
+
+    def _call(self, *_: Any) -> None:
+        if self._wake is not None and not self._wake.done():
+            self._wake.set_result(None)
 
     async def _watching(self, monitor: zmq.asyncio.Socket) -> None:
+        """The async socket only tells that there is something: one reader keeps the order."""
+        while True:
+            await monitor.poll()
+            self._look()
+
+    def _look(self) -> None:
+        if self._monitor is not None:
+            with contextlib.suppress(zmq.Again):
+                while True:
+                    self._event(self._monitor.recv_multipart(zmq.NOBLOCK))
+
+    def _event(self, message: list[bytes]) -> None:
         """Follow the connection's state; a second handshake may be a new life.
 
         A peer of another kind of socket ends the connection before the handshake, and ZMQ does not
         try again (seen with ROUTER and PULL): only `reopen` finds what comes after it.
         """
-        shaking = False
-        while True:
-            event = (await recv_monitor_message(monitor))["event"]
-            if event == zmq.EVENT_CONNECTED:
-                shaking = True
-                continue
-            if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
-                self.up, self.foreign = True, False
-                self.connections += 1
-            else:
-                refused = event != zmq.EVENT_DISCONNECTED
-                self.foreign = self.foreign or refused or shaking
-                self.up = False
-            shaking = False
-            self._changed.set()
+        event = parse_monitor_message(message)["event"]
+        if event == zmq.EVENT_CONNECTED:
+            self._shaking = True
+            return
+        if event == zmq.EVENT_HANDSHAKE_SUCCEEDED:
+            self.up, self.foreign = True, False
+            self.connections += 1
+        else:
+            refused = event != zmq.EVENT_DISCONNECTED
+            self.foreign = self.foreign or refused or self._shaking
+            self.up = False
+        self._shaking, self._moved = False, True
+        self._call()
 
     async def reopen(self) -> None:
         """A fresh socket, for an endpoint where something else was."""
@@ -129,11 +169,11 @@ class Live:
     async def close(self) -> None:
         """Give the sockets back."""
         await cancel(self._watch)
-        self.up = False
+        self.up = self._shaking = self._moved = False
         if self._next is not None:
             self._next.cancel()
             self._next = None
         if self._socket is not None:
             self._socket.disable_monitor()
             self._socket.close(linger=0)
-            self._socket = self._direct = None
+            self._socket = self._direct = self._monitor = None

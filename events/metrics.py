@@ -6,8 +6,16 @@ here; label values come from closed sets. Open it to count something more.
 
 from __future__ import annotations
 
+from collections import Counter as Tally
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
+from .dialects.base import Decoded
+from .states import State
+
+SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
+KINDS = {"BlocksStored": "stored", "BlocksRemoved": "removed", "AllCleared": "cleared"}
+UNKNOWN = ("BlockStored", "BlockRemoved", "AllBlocksCleared", "medium")
 LAG_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 60.0)
 
 
@@ -28,17 +36,50 @@ class EventsMetrics:
         self.gaps = count("gaps_total", "Holes in a stream by how they ended", "outcome")
         self.replays = count("replays_total", "Replays asked for by answer", "outcome")
         self.restarts = count("restarts_total", "New lives of engines noticed")
+        self.lives = count("lives_total", "Lives begun anew, by what showed the end of one", "by")
+        self.mistaken = count("mistaken_total", "Batches of another worker, not taken", "what")
+        self.portless = count("topics_without_port_total", "Streams whose topic names no port")
+        self.evictions = count("evictions_total", "Times the store was seen to throw keys away")
+        self.beats = count("beats_total", "Signs of life in the store", "outcome")
         self.resyncs = count("resyncs_total", "Times the store stood elsewhere", "reason")
         self.store_errors = count("store_errors_total", "Store calls that failed and were retried")
+        self._unknown = count("unknown_fields_total", "New names of fields and media", "kind")
+        self._kinds = {name: self.events.labels(kind) for name, kind in KINDS.items()}
         self.lag = Histogram(
             "kvplane_events_lag_seconds",
-            "Engine's clock at a batch until it is in the store",
+            "From a batch off the wire, waiting for more included, until it is in the store",
             buckets=LAG_S,
             registry=registry,
         )
-        self.workers = Gauge(
-            "kvplane_events_workers",
-            "Subscribed workers by knowledge",
-            ["state"],
-            registry=registry,
+        self._rows, self._numbers = (
+            Histogram(f"kvplane_events_apply_{what}", text, buckets=SIZES, registry=registry)
+            for what, text in (
+                ("blocks", "Rows of one write to the store"),
+                ("batches", "Engine batches in one write to the store"),
+            )
         )
+        self.workers, self.streams = (
+            Gauge(f"kvplane_events_{what}", text, ["state"], registry=registry)
+            for what, text in (
+                ("workers", "Subscribed workers by knowledge"),
+                ("streams", "Subscribed streams by state"),
+            )
+        )
+        for state in State:
+            self.streams.labels(state.value)
+
+    def heard(self, decoded: Decoded) -> None:
+        """One batch in order."""
+        self.batches.inc()
+        for name, number in Tally(type(event).__name__ for event in decoded.events).items():
+            self._kinds[name].inc(number)
+        for drop in decoded.dropped:
+            self.dropped.labels(drop.kind).inc()
+        for name in decoded.unknown:
+            kind = name.partition(".")[0].partition(":")[0]
+            self._unknown.labels(kind if kind in UNKNOWN else "other").inc()
+
+    def applied(self, rows: int, batches: int) -> None:
+        """One write to the store."""
+        self._rows.observe(rows)
+        self._numbers.observe(batches)

@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import zmq
 import zmq.asyncio
 
-from kvplane.runtime import Clock
+from kvplane.runtime import Clock, backoff
 
 from .errors import BadFrames
 from .frames import Frame, question, replayed
@@ -40,26 +41,42 @@ class Replays:
         settings: EventsSettings,
         clock: Clock,
         metrics: EventsMetrics,
+        turns: asyncio.Semaphore | None = None,
     ) -> None:
         self.endpoint = endpoint
         self.owed = False  # it was silent when all from the first batch on was needed
-        self._asked = 0.0  # monotonic seconds
+        self._due = 0.0  # monotonic seconds when it is asked again
         self._context, self._settings = context, settings
         self._clock, self._metrics = clock, metrics
+        self._turns = turns or asyncio.Semaphore()  # answers that are read at one time
+        self._waits = self._patience()
 
     async def ask(self, first: int) -> Answer | None:
         """One question; None where nothing at all came back, or nobody is there to ask."""
         if self.endpoint is None:
             return None
-        self._asked = self._clock.now()
-        answer = await ask(self._context, self.endpoint, first, self._settings)
+        async with self._turns:
+            answer = await ask(self._context, self.endpoint, first, self._settings)
         outcome = "answered" if answer.ended else "cut" if answer.frames else "silent"
         self._metrics.replays.labels(outcome).inc()
         return answer if answer.ended or answer.frames else None
 
-    def due(self, after_s: float) -> bool:
+    def owe(self, owed: bool = True) -> None:
+        """All from the first batch on is still needed, or not any more."""
+        self.owed = owed and self.endpoint is not None
+        if self.owed:
+            self._due = self._clock.now() + next(self._waits)
+        else:
+            self._waits = self._patience()
+
+    def _patience(self) -> Iterator[float]:
+        settings = self._settings
+        return backoff(settings.replay_retry_s, most_s=settings.replay_retry_most_s)
+
+    @property
+    def due(self) -> bool:
         """An answer is owed, and it was not asked for lately."""
-        return self.owed and self._clock.now() - self._asked >= after_s
+        return self.owed and self._clock.now() >= self._due
 
 
 async def ask(

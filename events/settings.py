@@ -19,15 +19,35 @@ class EventsSettings:
     store_check_s: float = 2.0  # silence until we look whether the store lost something; one read
     replay_s: float = 10.0  # longest pause inside a replay answer; engines serve it between steps
     replay_total_s: float = 60.0  # a whole answer; 10000 batches take well under a second
+    replay_retry_s: float = 1.0  # first pause before a silent replay is asked again, doubled
+    replay_retry_most_s: float = 60.0  # longest such pause
+    replays_at_once: int = 32  # answers read at one time, when a whole fleet was restarted
     replay_rounds: int = 8  # answers with holes (vLLM before 0.33) that are asked on for
     replay_batches: int = 200_000  # most batches held of one answer; twice any engine's buffer
     replay_bytes: int = 512 << 20  # most bytes held of one answer
     receive_batches: int = 20_000  # high-water mark of a socket; what is above is lost and replayed
     message_bytes: int = 64 << 20  # a longer message closes the connection; batches are kilobytes
     drain_batches: int = 1024  # taken off a socket before the loop looks around
+    linger_s: float = (
+        0.003  # longest wait for more to write; one block alone costs 15 times as much
+    )
     apply_batches: int = 256  # engine batches in one store batch; bounds the work of one script
-    apply_rows: int = 4096  # rows in one store batch, for the same reason
+    apply_rows: int = (
+        256  # rows that are not waited with any longer; beyond, a block costs the same
+    )
     remembered: int = 1024  # digests of applied batches that tell a repeat from a new life
     store_retry_s: float = 0.1  # first pause when the store is down, doubled each time
     store_retry_most_s: float = 5.0  # longest such pause
+    beat_s: float = 1.5  # between two signs of life in the store
+    beat_ttl_s: float = 6.0  # silence after which what this ingest said of workers is void
+    evicted_check_s: float = 5.0  # between two looks whether the store threw keys away
+    sockets: int = 32_000  # of one ZMQ context; its default 1023 ends at some 340 workers
     heartbeat_s: float = 15.0  # comment line on an idle change stream, so that a dead one is seen
+    changes_readers: int = 1000  # of the change stream in one process; more are answered 429
+    changes_entries: int = (
+        10_000  # newest changes kept ready, once for all readers; seconds of load
+    )
+    changes_bytes: int = 32 << 20  # most bytes of those
+    changes_behind: int = 16  # readers with older cursors that read the store for themselves
+    changes_wait_s: float = 2.0  # for one of those places, or for the store's end to come here
+    changes_linger_s: float = 30.0  # the store is still followed after the last reader left

@@ -1,27 +1,29 @@
 """Subscriptions: one subscriber per living worker; the dead are cleared.
 
-Edge: starts and stops subscribers as discovery says. Made by kvplane/wiring.py. Open it to change
-what follows from a pod that comes, changes or goes.
+Edge: starts and stops subscribers as discovery says, and keeps this ingest's sign of life in the
+store. Made by kvplane/plane.py. Open it to change what follows from a pod that comes, changes or
+goes, or from a store that threw something away.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 import zmq.asyncio
 
 from kvplane.index import Store, StoreDown
-from kvplane.runtime import Clock, backoff, cancel
+from kvplane.runtime import Clock, backoff, cancel, supervise
 from kvplane.vocabulary import Epoch, Knowledge, Pod, Worker, WorkerUp
 
-from .dialects import dialect_of
-from .dialects.base import Dialect
-from .endpoints import ranks
 from .metrics import EventsMetrics
+from .places import Place, alike, places_of
 from .settings import EventsSettings
+from .sockets import roomy
+from .states import State
 from .subscriber import Subscriber
 
 log = logging.getLogger(__name__)
@@ -34,8 +36,10 @@ class Following:
     worker: Worker
     endpoint: str
     sequence: int | None  # last batch taken
-    state: Knowledge | None
+    state: Knowledge | None  # as the store was told
     last_event_age_s: float | None
+    stream: State = State.DARK
+    reason: str = ""
 
 
 class Subscriptions:
@@ -50,18 +54,26 @@ class Subscriptions:
     ) -> None:
         self._store, self._clock, self._metrics = store, clock, metrics
         self._settings = settings or EventsSettings()
+        self.ingest = secrets.token_hex(4)  # signs what is told; a new one in each life
         self._context: zmq.asyncio.Context | None = None
         self._pods: dict[Pod, tuple[WorkerUp, tuple[Subscriber, ...]]] = {}
         self._forgetting: dict[Pod, asyncio.Task[None]] = {}
         self._turn = asyncio.Lock()  # one pod's coming and going at a time
+        self._replays = asyncio.Semaphore(self._settings.replays_at_once)
+        self._evicted: int | None = None  # keys the store threw away, when last asked
+        self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
-        """Nothing to do before the first worker comes."""
+        """Say that we live, from now on; workers come later."""
+        for name, work in (("beat", self._beat), ("evictions", self._watch)):
+            task = asyncio.create_task(supervise(f"events {name}", work, self._clock))
+            self._tasks.append(task)
 
     async def stop(self) -> None:
-        """Stop following all; the store keeps what it knows."""
+        """Stop following all; the store keeps what it knows, and hears that we left."""
         async with self._turn:
-            await cancel(*self._forgetting.values())
+            await cancel(*self._tasks, *self._forgetting.values())
+            self._tasks.clear()
             self._forgetting.clear()
             followed = [one for _, many in self._pods.values() for one in many]
             self._pods.clear()
@@ -69,6 +81,43 @@ class Subscriptions:
             if self._context is not None:
                 self._context.destroy(linger=0)
                 self._context = None
+        await self._sign(0)
+
+    async def _beat(self) -> None:
+        while True:
+            await self._sign(self._settings.beat_ttl_s)
+            await self._clock.sleep(self._settings.beat_s)
+
+    async def _sign(self, ttl_s: float) -> None:
+        """One sign of life; a store that is down is no reason to end."""
+        try:
+            async with asyncio.timeout(self._settings.beat_ttl_s):
+                await self._store.beat(self.ingest, ttl_s)
+        except (StoreDown, TimeoutError) as error:
+            self._metrics.beats.labels("failed").inc()
+            log.warning("no sign of life given ingest=%s %s", self.ingest, error)
+        else:
+            self._metrics.beats.labels("heard").inc()
+
+    async def _watch(self) -> None:
+        """A store that evicts keys has lost something of somebody: nothing in it is believed."""
+        while True:
+            try:
+                evicted = await self._store.evicted()
+            except StoreDown:
+                self._metrics.store_errors.inc()
+            else:
+                before, self._evicted = self._evicted, evicted
+                if before is not None and evicted != before:
+                    self._distrust(evicted)
+            await self._clock.sleep(self._settings.evicted_check_s)
+
+    def _distrust(self, evicted: int) -> None:
+        self._metrics.evictions.inc()
+        log.error("store evicts keys so_far=%d action=read all streams again", evicted)
+        for _, followed in self._pods.values():
+            for one in followed:
+                one.distrust("evicted")
 
     async def up(self, worker: WorkerUp) -> None:
         """Follow every dp rank of a pod. The same news twice changes nothing; new facts restart.
@@ -77,42 +126,34 @@ class Subscriptions:
         """
         async with self._turn:
             before = self._pods.get(worker.pod)
-            if before is not None and _alike(before[0], worker):
+            if before is not None and alike(before[0], worker):
+                self._pods[worker.pod] = worker, before[1]
+                await asyncio.gather(*(one.sleeps(worker.asleep) for one in before[1]))
                 return
             await cancel(self._forgetting.pop(worker.pod, None))
             if before is not None:
                 await self._leave(worker.pod, forget=before[0].generation != worker.generation)
             try:
-                dialect, places = dialect_of(worker.event_form or worker.engine), ranks(worker)
+                places = places_of(worker)
             except ValueError as error:
                 log.error("not followed pod=%s %s", worker.pod, error)
                 return
             followed = tuple(
-                self._subscriber(worker, rank, events, replay, dialect)
-                for rank, (events, replay) in enumerate(places)
+                self._subscriber(worker, rank, place) for rank, place in enumerate(places)
             )
             self._pods[worker.pod] = worker, followed
             for one in followed:
+                await one.sleeps(worker.asleep)
                 await one.start()
                 log.info("following worker=%s endpoint=%s", one.worker, one.endpoint)
 
-    def _subscriber(
-        self, up: WorkerUp, rank: int, events: str, replay: str | None, dialect: Dialect
-    ) -> Subscriber:
+    def _subscriber(self, up: WorkerUp, rank: int, place: Place) -> Subscriber:
         if self._context is None:
-            self._context = zmq.asyncio.Context()
+            self._context = roomy(self._settings.sockets)
         return Subscriber(
-            Worker(up.pod, rank),
-            events,
-            replay,
-            dialect,
-            self._store,
-            up.model,
-            self._clock,
-            self._metrics,
-            self._settings,
-            self._context,
-        )
+            Worker(up.pod, rank), place, self._store, self._clock, self._metrics, self._settings,
+            self._context, self.ingest, self._replays,
+        )  # fmt: skip
 
     async def down(self, pod: Pod) -> None:
         """A pod is gone: stop following and clear what it held; unknown pods are ignored."""
@@ -158,13 +199,8 @@ class Subscriptions:
                 one.sequence,
                 one.state,
                 None if one.last_event is None else now - one.last_event,
+                *one.stream,
             )
             for _, followed in self._pods.values()
             for one in followed
         )
-
-
-def _alike(old: WorkerUp, new: WorkerUp) -> bool:
-    """Nothing changed that matters for events."""
-    names = ("url", "engine", "event_form", "model", "events", "replay", "dp_size", "generation")
-    return all(getattr(old, name) == getattr(new, name) for name in names)

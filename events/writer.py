@@ -1,7 +1,8 @@
 """Writer: one worker's batches into the store, in order, each once.
 
-Edge: store calls with patience; judgement is in sequence.py, meaning in translation.py. Used by
-subscriber.py. Open it to change how batches are gathered or what a refusal leads to.
+Edge: store calls with patience; judgement is in sequence.py, meaning in translation.py, words in
+telling.py. Used by subscriber.py and repair.py. Open it to change how batches are gathered or what
+a refusal leads to.
 
     take(frame) ... take(frame) -> one Batch -> flush() -> Applied           go on
                                                            Repeat            another ingest was it
@@ -12,6 +13,7 @@ subscriber.py. Open it to change how batches are gathered or what a refusal lead
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable
@@ -29,19 +31,19 @@ from kvplane.index import (
     Value,
 )
 from kvplane.runtime import Clock, backoff
-from kvplane.vocabulary import Change, ClearReason, Epoch, Knowledge, Known, Worker
+from kvplane.vocabulary import Change, ClearReason, Epoch, Worker
 
 from . import mark
 from .dialects.base import BadBatch, Decoded, Dialect
-from .errors import Resync
+from .errors import Mistaken, Resync
 from .frames import Frame
 from .metrics import EventsMetrics
 from .settings import EventsSettings
+from .telling import Telling
 from .translation import Translation, Translator
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-_KINDS = {"BlocksStored": "stored", "BlocksRemoved": "removed", "AllCleared": "cleared"}
 
 
 class Writer:
@@ -56,17 +58,21 @@ class Writer:
         clock: Clock,
         metrics: EventsMetrics,
         settings: EventsSettings,
+        telling: Telling,
+        ranks: int = 1,
     ) -> None:
         self.worker, self._dialect, self._store, self._model = worker, dialect, store, model
         self._clock, self._metrics, self._settings = clock, metrics, settings
+        self._telling, self._ranks = telling, ranks
         self.epoch = Epoch(0)  # 0 until load()
         self.last: int | None = None  # last batch taken; the store may be one flush behind
         self.known_from: int | None = None  # first batch known; None where nothing is missing
         self.doubt = ""  # why, in words
         self.caveat = ""  # of the kind of model, not of what was lost
+        self._since = 0.0  # wall clock of the gap before known_from
+        self._gaps = 0  # that stayed open, as the store counts them
+        self._distrusted = ""  # why nothing the store holds of this life is believed any more
         self._seen: OrderedDict[int, int] = OrderedDict()  # sequence -> digest of the newest
-        self._told: tuple[Knowledge, str, Epoch] | None = None
-        self._wanted: tuple[Knowledge, str] | None = None  # to be told, perhaps not heard yet
         self._empty(Translator(worker, self.epoch, model, {}))
 
     def _empty(self, translator: Translator) -> None:
@@ -75,21 +81,32 @@ class Writer:
         self._changes: list[Change] = []
         self._rows: dict[bytes, Value | None] = {}
         self._reset = False
-        self._ts = 0.0
+        self._begun = 0.0  # monotonic seconds when the first of it was taken
 
     # -- where the store stands ------------------------------------------------------------------
 
     async def load(self) -> None:
-        """Take over position and table of the living life; the first contact begins one."""
+        """Take over position and table of the living life; the first contact begins one.
+
+        A life whose table is gone, or that is distrusted, ends here: what it held has to be heard
+        again. Where another ingest ended it already, the next one is taken as it is.
+        """
         position, table = await self._patiently(self._read)
-        self.count_state(None)  # a store that was emptied has to be told again
+        doubted = self._distrusted and position.epoch == self.epoch
+        if doubted or not position.whole:
+            old = position.epoch
+            await self._patiently(lambda: self._store.begin_life(self.worker, old))
+            log.warning("table lost worker=%s epoch=%d action=new life", self.worker, old)
+            position, table = await self._patiently(self._read)
+        self._distrusted = ""
+        self._telling.begin(position.epoch)  # a store that was emptied has to be told again
         marked = mark.take(table)
         if position.epoch != self.epoch:
             self._seen.clear()
-        self.epoch, self.last = position.epoch, position.last
-        self.known_from = marked.known_from if marked else None
-        earlier = f"batches before {self.known_from} are unknown since an earlier gap"
-        self.doubt = "" if self.known_from is None else self.doubt or earlier
+        self.epoch, self.last, self._gaps = position.epoch, position.last, position.gaps
+        self.known_from, self._since, self.doubt = None, 0.0, ""
+        if marked and marked.known_from is not None:
+            self._doubt(marked.known_from, f"batches before {marked.known_from}", marked.since)
         if marked and self.last is not None:
             self._seen[self.last] = marked.digest
         copies = self._dialect.copies
@@ -110,28 +127,42 @@ class Writer:
     async def check(self) -> None:
         """Does the store stand where we left it? Raises Resync where it lost something.
 
-        Nobody writes while an engine is silent, so an emptied or older store shows only here.
+        While an engine is silent an emptied or older store shows only here; at any time so does a
+        gap that another ingest could not close, and that our own table knows nothing of.
         """
         assert self._first is None, "flush() comes before check()"
+        if self._distrusted:
+            raise Resync(self._distrusted)
         try:
             position = await self._store.position(self.worker)
         except StoreDown:
             self._metrics.store_errors.inc()
             return
-        if position is None or position.epoch != self.epoch:
+        if position is None or position.epoch != self.epoch or not position.whole:
             raise Resync("lost")
         if self.last is not None and (position.last is None or position.last < self.last):
             raise Resync("lost")
-        if self._wanted is not None:
-            await self.know(*self._wanted)
+        if position.gaps > self._gaps:
+            raise Resync("gap")
+        await self._telling.verify(position.known)
 
-    async def begin_life(self) -> None:
-        """The engine was restarted: everything of its old life is void."""
+    def distrust(self, reason: str) -> None:
+        """Something of the store is gone, nobody knows what: the next check() ends the life."""
+        self._distrusted = reason
+
+    async def begin_life(self, seen_by: str) -> None:
+        """The engine was restarted, or nobody can say that it was not: its old life is void.
+
+        `seen_by`: sequence, digest, connection; doubt, where there is no proof; more, where replay
+        gives more than we kept.
+        """
         await self.flush()
         old = self.epoch
         new = await self._patiently(lambda: self._store.begin_life(self.worker, old))
-        self._metrics.restarts.inc()
-        log.info("restart detected worker=%s epoch=%d action=clear", self.worker, new)
+        self._metrics.lives.labels(seen_by).inc()
+        if seen_by not in ("doubt", "more"):
+            self._metrics.restarts.inc()
+            log.info("restart detected worker=%s epoch=%d by=%s", self.worker, new, seen_by)
         await self.load()
 
     # -- batches ---------------------------------------------------------------------------------
@@ -140,33 +171,42 @@ class Writer:
         """Digest of a batch taken before; None where we do not remember it."""
         return self._seen.get(sequence)
 
-    def lose(self, known_from: int, doubt: str) -> None:
+    @property
+    def gathered(self) -> bool:
+        """Something is taken and not written yet."""
+        return self._first is not None
+
+    def lose(self, known_from: int, what: str) -> None:
         """What came before the next batch cannot be had: clear, and know only what follows."""
         assert self._first is None, "flush() comes before lose()"
         self._translator.table.clear()
         out = Translation()
         self._translator.clear(ClearReason.GAP, out)
         self._changes, self._rows, self._reset = out.changes, {}, True
-        self.known_from, self.doubt = known_from, doubt
-        log.warning("batches lost worker=%s doubt=%r action=clear", self.worker, doubt)
+        self._doubt(known_from, what, self._clock.wall())
+        log.warning("batches lost worker=%s doubt=%r action=clear", self.worker, self.doubt)
+
+    def _doubt(self, known_from: int, what: str, since: float) -> None:
+        self.known_from, self._since = known_from, since
+        self.doubt = mark.incomplete(since, what)
 
     async def take(self, frame: Frame) -> None:
         """Translate the next batch of the life; flushed with its neighbours, or when many."""
-        decoded, doubt = self._decode(frame)
-        if doubt:
+        decoded, lost = self._decode(frame)
+        if lost:
             await self.flush()
-            self.lose(frame.sequence + 1, doubt)
+            self.lose(frame.sequence + 1, lost)
         out = self._translator.translate(decoded.events)
         if out.cleared:
-            self.known_from, self.doubt = None, ""
+            self.known_from, self._since, self.doubt = None, 0.0, ""
         self.caveat = out.caveat or self.caveat
         for reason, count in out.left_out.items():
             self._metrics.left_out.labels(reason).inc(count)
-        self._first = frame.sequence if self._first is None else self._first
+        if self._first is None:
+            self._first, self._begun = frame.sequence, self._clock.now()
         self.last = frame.sequence
         self._changes += out.changes
         self._rows |= out.rows
-        self._ts = decoded.ts
         self._remember(frame)
         settings = self._settings
         many = self.last - self._first + 1 >= settings.apply_batches
@@ -174,26 +214,39 @@ class Writer:
             await self.flush()
 
     def _decode(self, frame: Frame) -> tuple[Decoded, str]:
-        """Events of a batch, and a doubt where one may have taken blocks away unread."""
-        doubt = ""
+        """Events of a batch, and what was lost where one may have taken blocks away unread.
+
+        Raises Mistaken for a batch of another rank.
+        """
         try:
             decoded = self._dialect.decode(frame.payload)
         except BadBatch as error:
             self._metrics.undecodable.inc()
             log.warning("undecodable worker=%s batch=%d %s", self.worker, frame.sequence, error)
             return Decoded(0.0, (), None), f"batch {frame.sequence} could not be decoded"
-        for drop in decoded.dropped:
-            self._metrics.dropped.labels(drop.kind).inc()
-            if drop.kind in ("BlockRemoved", "AllBlocksCleared"):
-                doubt = f"a {drop.kind} in batch {frame.sequence} could not be read"
-        for event in decoded.events:
-            self._metrics.events.labels(_KINDS[type(event).__name__]).inc()
-        self._metrics.batches.inc()
-        return decoded, doubt
+        self._same_rank(decoded)
+        self._metrics.heard(decoded)
+        for name in decoded.unknown:
+            log.warning("read past worker=%s what=%s: newer than this program", self.worker, name)
+        taken = [drop.kind for drop in decoded.dropped if drop.took_away]
+        lost = f"a {taken[0]} in batch {frame.sequence} could not be read" if taken else ""
+        return decoded, lost
+
+    def examine(self, frame: Frame) -> None:
+        """Raises Mistaken for a batch that take() would refuse."""
+        if self._ranks > 1:
+            with contextlib.suppress(BadBatch):
+                self._same_rank(self._dialect.decode(frame.payload))
+
+    def _same_rank(self, decoded: Decoded) -> None:
+        """Where a pod has several streams, each says whose it is."""
+        rank = self.worker.dp_rank
+        if self._ranks > 1 and decoded.dp_rank not in (None, rank):
+            raise Mistaken("rank", f"rank {rank}'s stream says rank {decoded.dp_rank}")
 
     def _remember(self, frame: Frame) -> None:
         self._seen[frame.sequence] = frame.digest
-        while len(self._seen) > self._settings.remembered:
+        if len(self._seen) > self._settings.remembered:
             self._seen.popitem(last=False)
 
     async def flush(self) -> None:
@@ -201,58 +254,26 @@ class Writer:
         if self._first is None:
             return
         assert self.last is not None, "a gathered batch has a number"
-        marked = mark.Mark(self._seen[self.last], self.known_from).note()
+        marked = mark.Mark(self._seen[self.last], self.known_from, self._since).note()
         rows: dict[bytes, Value | None] = {**self._rows, mark.KEY: marked}
         changes = tuple(self._changes)
         batch = Batch(self.worker, self.epoch, self._first, self.last, changes, rows, self._reset)
         outcome = await self._patiently(lambda: self._store.apply(batch))
-        ts = self._ts
+        self._metrics.applied(len(rows) - 1, batch.last - batch.first + 1)
+        self._metrics.lag.observe(self._clock.now() - self._begun)
         self._empty(self._translator)
         await asyncio.sleep(0)  # a long replay lets requests through between two batches
         self._settle(outcome, batch)
-        if ts:
-            self._metrics.lag.observe(max(0.0, self._clock.wall() - ts))
 
     def _settle(self, outcome: Outcome, batch: Batch) -> None:
         if isinstance(outcome, Applied):
+            self._gaps += batch.reset
             return
         if isinstance(outcome, Repeat) and not batch.reset:
             return  # the same batches mean the same rows, whoever wrote them
         reason = {Repeat: "repeat", StaleEpoch: "epoch"}.get(type(outcome), "gap")
         log.info("resync worker=%s batch=%d reason=%s", self.worker, batch.last, reason)
         raise Resync(reason)
-
-    # -- knowledge -------------------------------------------------------------------------------
-
-    async def know(self, state: Knowledge, reason: str) -> None:
-        """Tell how far we may be believed, once per change; a store that is down hears it later."""
-        self._wanted, told = (state, reason), (state, reason, self.epoch)
-        if told == self._told:
-            return
-        known = Known(self.worker, self.epoch, state, reason, self._clock.wall())
-        try:
-            await self._store.known(known)
-        except StoreDown as error:
-            self._metrics.store_errors.inc()
-            log.warning("knowledge not told worker=%s %s", self.worker, error)
-            return
-        if self._told is None or self._told[0] is not state:
-            log.info("knowledge worker=%s state=%s reason=%r", self.worker, state, reason)
-        self.count_state(state)
-        self._told = told
-
-    def count_state(self, state: Knowledge | None) -> None:
-        """Move this worker in the gauge of states; None takes it out."""
-        if self._told is not None:
-            self._metrics.workers.labels(self._told[0].value).dec()
-            self._told = None
-        if state is not None:
-            self._metrics.workers.labels(state.value).inc()
-
-    @property
-    def state(self) -> Knowledge | None:
-        """What was told last."""
-        return self._told[0] if self._told else None
 
     async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
         """Until the store answers. Meanwhile the socket's bounded queue fills, then gaps tell."""

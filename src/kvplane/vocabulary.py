@@ -273,6 +273,8 @@ class WorkerUp:
     generation: Generation | None = None
     event_form: str = ""  # dialect of its events; "" = that of `engine`
     adapters: tuple[str, ...] = ()  # further model names it answers to
+    topic: str = ""  # prefix of its event messages; "" = as the settings say
+    asleep: bool = False  # it dropped its cache to sleep; its events say so only when it wakes
     shape: Shape = Shape()
 
 

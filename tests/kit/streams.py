@@ -17,7 +17,7 @@ from prometheus_client import CollectorRegistry
 
 from kit.ports import free_ports
 from kit.wait import until
-from kvplane.events import EventsMetrics, EventsSettings, Subscriber, dialect_of
+from kvplane.events import EventsMetrics, EventsSettings, Place, Subscriber, dialect_of
 from kvplane.index import MemoryStore, Store, View
 from kvplane.runtime import SystemClock
 from kvplane.vocabulary import Knowledge, Pod, Worker
@@ -26,7 +26,8 @@ VECTORS = Path(__file__).parents[1] / "vectors"
 WORKER = Worker(Pod("p0"))
 QUICK = EventsSettings(
     connect_s=0.3, settle_s=0.05, idle_check_s=0.2, replay_s=0.5, replay_total_s=5.0,
-    store_retry_s=0.01, store_retry_most_s=0.05, heartbeat_s=0.05,
+    replay_retry_s=0.1, replay_retry_most_s=0.2, store_retry_s=0.01, store_retry_most_s=0.05,
+    heartbeat_s=0.05, beat_s=0.1, beat_ttl_s=2.0, evicted_check_s=0.05,
 )  # fmt: skip
 END = b"\xff" * 8
 
@@ -182,15 +183,16 @@ async def following(
     worker: Worker = WORKER,
     settings: EventsSettings = QUICK,
     wrap: Callable[[Store], Any] = lambda store: store,
+    **facts: Any,
 ) -> AsyncIterator[Followed]:
     """A running subscriber of a publisher; everything is given back at the end."""
     clock = SystemClock()
     kept: Store = store or MemoryStore(clock)
     registry, view = CollectorRegistry(), View()
+    place = Place(publisher.events, publisher.replay, "m", dialect_of(engine), **facts)
     subscriber = Subscriber(
-        worker, publisher.events, publisher.replay, dialect_of(engine), wrap(kept), "m", clock,
-        EventsMetrics(registry), settings,
-    )  # fmt: skip
+        worker, place, wrap(kept), clock, EventsMetrics(registry), settings, ingest="me"
+    )
 
     async def follow() -> None:
         snapshot = await kept.snapshot()

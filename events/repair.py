@@ -1,0 +1,224 @@
+"""Repair: what is done about a gap, a restart, a batch from the past, or doubt.
+
+Edge: acts on the verdicts of sequence.py with replay.py and writer.py. Used by subscriber.py, which
+has the live socket. Open it to change what is asked of an engine, and when a life is given up.
+
+    live batch  in order   written
+                gap        replay asked once from the first missing; still open: clear, partial
+                suspect    replay asked from our last batch: equal = late or again, else a new life
+    a new connection, silence     the same question, so lost tails and restarts show
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+
+from kvplane.vocabulary import Worker
+
+from .errors import Mistaken
+from .frames import Frame
+from .metrics import EventsMetrics
+from .places import Place
+from .replay import Replays
+from .sequence import Gap, Life, Seen, judge, same_life
+from .settings import EventsSettings
+from .states import Signal
+from .telling import Telling
+from .topics import Match, NoPort, Other, Unsure, judge_topic
+from .writer import Writer
+
+log = logging.getLogger(__name__)
+
+
+class Repair:
+    """Brings one worker's batches into its writer, in order, whatever happened on the way."""
+
+    def __init__(
+        self,
+        worker: Worker,
+        place: Place,
+        writer: Writer,
+        replays: Replays,
+        telling: Telling,
+        metrics: EventsMetrics,
+        settings: EventsSettings,
+    ) -> None:
+        self.worker, self._place, self._writer, self._replays = worker, place, writer, replays
+        self._telling, self._metrics, self._settings = telling, metrics, settings
+        self._topic = ""  # the last one that was taken
+        self._named = False  # a topic named this worker: others on its socket do not darken it
+
+    async def live(self, frame: Frame) -> None:
+        """One batch off the wire; raises Mistaken where it is another worker's."""
+        writer = self._writer
+        self._identify(frame)
+        verdict = judge(writer.last, frame.sequence)
+        if verdict is not Seen.IN_ORDER:
+            writer.examine(frame)  # before anything is asked or given up for it
+        if verdict in (Seen.REPEAT, Seen.SUSPECT):
+            if await self._is_old(frame):
+                self._metrics.repeats.inc()
+                return
+            await writer.begin_life("sequence")
+            await self._rebuild()
+            verdict = judge(writer.last, frame.sequence)
+        if isinstance(verdict, Gap):
+            if not await self._close(verdict, frame):
+                self._metrics.repeats.inc()
+                return
+            verdict = judge(writer.last, frame.sequence)
+            if isinstance(verdict, Gap):
+                self._give_up(verdict, frame)
+                verdict = Seen.IN_ORDER
+        if verdict is Seen.IN_ORDER:
+            await writer.take(frame)
+
+    async def catch_up(self, fresh: bool = False) -> None:
+        """Same life? Then what we lack of it, by replay.
+
+        Behind a `fresh` connection a life that nobody vouches for is a new one: in doubt we clear.
+        """
+        writer, asks = self._writer, self._replays.endpoint is not None
+        if fresh:
+            self._topic, self._named, self._telling.stream.mistaken = "", False, ""
+        if self._telling.stream.mistaken:
+            return  # nothing of it is taken anyway
+        answered = True
+        try:
+            if writer.last is None or (self._replays.owed and not fresh):
+                answered = await self._rebuild()
+            else:
+                life, rest = await self._life()
+                answered = life is not None
+                if life is Life.NEW or (life is None and fresh):
+                    await writer.begin_life("doubt" if life is None else "connection")
+                    self._replays.owe(asks)
+                    answered = answered and await self._rebuild()
+                await self._take(rest)
+            await writer.flush()
+        except Mistaken as error:
+            await self.refuse(error)
+        await self.settle(silent=asks and not answered)
+
+    async def settle(self, silent: bool = False) -> None:
+        """Tell what the stream amounts to now."""
+        writer = self._writer
+        await self._telling.settle(writer.last is not None, silent, writer.doubt, writer.caveat)
+
+    async def refuse(self, error: Mistaken) -> None:
+        """The stream is another worker's: what was taken from it before is void as well."""
+        self._metrics.mistaken.labels(error.what).inc()
+        if self._named:
+            return  # several share this socket, and ours is one of them
+        known, self._telling.stream.mistaken = self._telling.stream.mistaken, error.reason
+        if not known:
+            log.error("stream refused worker=%s %s", self.worker, error)
+            if self._writer.last is not None:
+                await self._writer.begin_life("doubt")
+        await self.settle()
+
+    def _identify(self, frame: Frame) -> None:
+        """Raises Mistaken where a batch's topic names somebody else."""
+        if frame.topic in ("", self._topic):
+            return
+        place = self._place
+        found = judge_topic(frame.topic, self.worker, place.url, place.ranks)
+        if isinstance(found, Other):
+            raise Mistaken("topic", found.reason)
+        if isinstance(found, NoPort | Unsure):
+            self._metrics.portless.inc()
+            log.warning("stream taken on trust worker=%s %s", self.worker, found.reason)
+        self._topic, self._named = frame.topic, isinstance(found, Match)
+
+    async def _is_old(self, frame: Frame) -> bool:
+        """A batch from the past: late or sent again (true), or the first sign of a new life?
+
+        Without replay to ask, an unknown batch from the past is taken for a new life: in doubt we
+        clear.
+        """
+        if self._writer.digest(frame.sequence) == frame.digest:
+            return True
+        await self._writer.flush()
+        life, rest = await self._life()
+        if life is Life.SAME:
+            await self._take(rest)
+        return life is Life.SAME
+
+    async def _life(self) -> tuple[Life | None, tuple[Frame, ...]]:
+        """Ask replay from our last batch whose life it is, and what follows; None: no answer."""
+        last = self._writer.last
+        assert last is not None, "a life without a batch is not judged"
+        answer = await self._replays.ask(last)
+        if answer is None:
+            return None, ()
+        found = answer.frames[0] if answer.frames else None
+        matches = found is not None and found.digest == self._writer.digest(last)
+        life = same_life(last, matches, found.sequence if found else None)
+        return life, answer.frames[1 if life is Life.SAME else 0 :] if life is not Life.NEW else ()
+
+    async def _rebuild(self) -> bool:
+        """All that the engine still holds; owed until replay answers, which false says."""
+        answer = await self._replays.ask(0)
+        self._replays.owe(answer is None)
+        if answer and answer.frames:
+            known_from = self._writer.known_from
+            if known_from is not None and answer.frames[0].sequence < known_from:
+                await self._writer.begin_life("more")  # than we kept: build it anew
+            await self._take(answer.frames)
+        return not self._replays.owed
+
+    async def _close(self, gap: Gap, frame: Frame) -> bool:
+        """Ask once for what is missing before a batch; false: the batch is of another life.
+
+        The answer is newer. Where it ends before the batch, that is a leftover of an earlier life,
+        unless the publisher itself was restarted meanwhile.
+        """
+        writer = self._writer
+        await writer.flush()
+        if self._replays.endpoint is None:
+            return True
+        missing = f"batches {gap.first} to {gap.last}"
+        await self._telling.say(Signal.HOLE, missing)
+        await self._telling.say(Signal.ASKED, missing)
+        answer = await self._replays.ask(gap.first)
+        if answer is None:
+            self._replays.owe()
+            return True
+        if answer.frames:
+            if await self._take(answer.frames):
+                self._metrics.gaps.labels("closed").inc()
+            return not answer.ended or answer.frames[-1].sequence >= frame.sequence
+        life = Life.NEW if writer.last is None else (await self._life())[0]
+        if life is Life.NEW and writer.last is not None:
+            await writer.begin_life("digest")
+            await self._rebuild()
+        return life is not Life.SAME
+
+    async def _take(self, answer: Sequence[Frame], rounds: int | None = None) -> bool:
+        """Replayed batches in order; false where some before or between are lost.
+
+        A hole inside the answer is asked for once: a slow reader loses batches there (vLLM before
+        0.33). One before it stays: the engine's buffer has moved on.
+        """
+        left = self._settings.replay_rounds if rounds is None else rounds
+        whole = True
+        for at, frame in enumerate(answer):
+            verdict = judge(self._writer.last, frame.sequence)
+            if isinstance(verdict, Gap):
+                await self._writer.flush()
+                again = await self._replays.ask(verdict.first) if at and left else None
+                if again and again.frames:
+                    return await self._take(again.frames, left - 1) and whole
+                self._give_up(verdict, frame)
+                whole = False
+            elif verdict is not Seen.IN_ORDER:
+                continue
+            self._identify(frame)
+            await self._writer.take(frame)
+        return whole
+
+    def _give_up(self, gap: Gap, frame: Frame) -> None:
+        self._metrics.gaps.labels("lost").inc()
+        why = "are not in the replay" if self._replays.endpoint else "were missed, no replay"
+        self._writer.lose(frame.sequence, f"batches {gap.first} to {gap.last} {why}")
