@@ -20,6 +20,7 @@ from kvplane.vocabulary import Room, Stage, StageRecord
 
 from .dispatch import Attempt, finish_prefill, settled
 from .evidence import Ledger, Meeting, stage_records
+from .foretold import Foretold
 from .legs import Legs
 from .legs_errors import LegError
 from .legs_exchange import Bell
@@ -45,6 +46,7 @@ class Ended:
     bell: Bell
     meeting: Meeting
     sides: list[Target]
+    foretold: Foretold | None = None  # to be compared with the cached tokens
     after: list[Callable[[], None]] = field(default_factory=list)  # when prefill ended, always
 
 
@@ -55,7 +57,7 @@ class Aftermath:
         self,
         legs: Legs,
         ledger: Ledger,
-        on_cached: Callable[[Meeting], None] = lambda meeting: None,
+        on_cached: Callable[[Ended], None] = lambda ended: None,
         on_stage: Callable[[StageRecord], None] = lambda record: None,
         on_dropped: Callable[[], None] = lambda: None,
     ) -> None:
@@ -92,7 +94,7 @@ class Aftermath:
 
     def _cached(self, ended: Ended) -> None:
         ended.meeting.actual_tokens = ended.attempt.usage.cached_tokens()
-        self._on_cached(ended.meeting)
+        self._on_cached(ended)
 
     def _finish(self, ended: Ended) -> None:
         for give_back in ended.after:

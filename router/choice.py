@@ -8,8 +8,8 @@ asks per attempt, picker and decode-entry will ask too. Open it to change what a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from kvplane.index import View, chain, rank
 from kvplane.vocabulary import Epoch, Knowledge, Namespace, Role, Worker
@@ -17,6 +17,7 @@ from kvplane.vocabulary import Epoch, Knowledge, Namespace, Role, Worker
 from .breaker import Breakers
 from .errors import GatewayError
 from .fleet import Fleet
+from .foretold import Depth, Foretold
 from .handoffs import HANDOFFS
 from .pairing import Compatible, NoPair, pair
 from .plans import Prompt
@@ -25,6 +26,8 @@ from .request import Ask
 from .settings import RouterSettings
 from .target import Target
 
+WORSE = list(Knowledge)  # worst last
+ASSUMED_BLOCK = 256  # tokens, where nobody tells a block size; few engines have larger ones
 MOST_RANKED = 64  # prompts of a list that are ranked; more change no choice and cost the loop
 REASONS = {  # of a Prompt without tokens, as x-kvplane-reason shows them
     "no_tokenizer": "no tokenizer for this model at the gateway",
@@ -42,16 +45,6 @@ REASONS = {  # of a Prompt without tokens, as x-kvplane-reason shows them
 
 
 @dataclass(frozen=True, slots=True)
-class Depth:
-    """How much of the prompts one worker holds."""
-
-    blocks: int = 0  # held, unbroken from the start, over all prompts
-    asked: int = 0  # full blocks of the prompts
-    tokens: int = 0
-    predicted: int = 0  # tokens an engine will report as cached: never a prompt's last one
-
-
-@dataclass(frozen=True, slots=True)
 class Choice:
     """Who serves, and why."""
 
@@ -66,11 +59,26 @@ class Choice:
     prompt_tokens: int = 0  # of all prompts; 0 = not known
     prefill_epoch: Epoch | None = None  # lives the choice was made under, as the view has them
     decode_epoch: Epoch | None = None
+    foretold: Foretold | None = None  # to be compared with what the engine tells; None = cannot be
 
     @property
     def holder(self) -> Target:
         """Whose cache was judged."""
         return self.prefill or self.decode
+
+
+@dataclass(frozen=True, slots=True)
+class Ranked:
+    """What the index says of the prompts, and how it was asked."""
+
+    candidates: int  # targets that were ranked
+    model: str = ""
+    adapter: str = ""
+    sizes: Mapping[Worker, int] = field(default_factory=dict)
+    depths: Mapping[Worker, Depth] = field(default_factory=dict)
+
+
+Doubt = Callable[[Worker], tuple[Knowledge, str] | None]
 
 
 class Chooser:
@@ -85,10 +93,11 @@ class Chooser:
         compatible: Compatible,
         chance: Callable[[], float],
         blind: Callable[[], str] = lambda: "",  # why the view itself cannot be believed now
+        doubt: Doubt = lambda worker: None,  # our own checks of what the index says of a worker
     ) -> None:
         self._view, self._fleet, self._breakers = view, fleet, breakers
         self._settings, self._compatible = settings, compatible
-        self._chance, self._blind = chance, blind
+        self._chance, self._blind, self._doubt = chance, blind, doubt
         self._turn = 0
 
     def choose(
@@ -99,12 +108,12 @@ class Chooser:
         prefills, decodes = self._selectable(ask.model)
         unified = not decodes
         tried = self._circuits(prefills, now, without)
-        depths = self._depths(ask, prompt, tried)
+        ranked = self._rank(ask, prompt, tried)
         need = Need(prompt.total, _key(ask), self._turn, self._chance)
         policy = self._settings.prefill_policy
-        ordered = POLICIES[policy]([_candidate(target, depths) for target in tried], need)
+        ordered = POLICIES[policy]([_candidate(target, ranked.depths) for target in tried], need)
         if unified:
-            return self._made(None, ordered[0].target, depths, len(tried), prompt)
+            return self._made(ask, None, ordered[0].target, ranked, prompt)
         seconds = [Candidate(target) for target in self._circuits(decodes, now, without)]
         met = pair(ordered, POLICIES[self._settings.decode_policy](seconds, need), self._compatible)
         if isinstance(met, NoPair):
@@ -112,7 +121,7 @@ class Chooser:
         if (engine := met.prefill.target.up.engine) not in HANDOFFS:
             known = ", ".join(sorted(HANDOFFS))
             raise GatewayError("no_compatible_pair", f"no hand-off for {engine}; known: {known}")
-        return self._made(met.prefill.target, met.decode.target, depths, len(tried), prompt)
+        return self._made(ask, met.prefill.target, met.decode.target, ranked, prompt)
 
     def _selectable(self, model: str) -> tuple[Sequence[Target], Sequence[Target]]:
         """Prefills and decodes, or unified workers and nobody. Raises where there are none."""
@@ -149,52 +158,75 @@ class Chooser:
         seen = self._view.block_size(target.worker)
         return seen or target.up.block_size or self._settings.block_size
 
-    def _depths(self, ask: Ask, prompt: Prompt, targets: Sequence[Target]) -> dict[Worker, Depth]:
-        """Of every target, over all prompts; empty where tokens are not known."""
+    def _rank(self, ask: Ask, prompt: Prompt, targets: Sequence[Target]) -> Ranked:
+        """The depth of every target, over all prompts; none where tokens are not known. One whose
+        stream our own check calls dark holds nothing that could be relied on."""
         if prompt.tokens is None:
-            return {}
+            return Ranked(candidates=len(targets))
         models = {target.model for target in targets if target.model} or {ask.model}
         model = sorted(models)[0]
         adapter = prompt.adapter or (ask.model if ask.model not in (model, "") else "")
         judged = [t for t in targets if t.model in (model, "")]
         sizes = {t.worker: size for t in judged if (size := self.block_size(t))}
         names = [Namespace(model, size, adapter, prompt.salt) for size in set(sizes.values())]
+        dark = {worker for worker in sizes if self._dark(worker)}
         found: dict[Worker, Depth] = {}
         for tokens in prompt.tokens[:MOST_RANKED]:
             chains = {name.block_size: chain(tokens, name) for name in names}
             for held in rank(self._view, chains, list(sizes)):
                 before, size = found.get(held.worker, Depth()), sizes[held.worker]
-                most = (len(tokens) - 1) // size * size
+                most = max(0, len(tokens) - 1) // size * size
+                trusted = held.worker not in dark
                 found[held.worker] = Depth(
-                    before.blocks + held.depth_blocks,
+                    before.blocks + held.depth_blocks * trusted,
                     before.asked + len(tokens) // size,
-                    before.tokens + held.depth_tokens,
-                    before.predicted + min(held.depth_tokens, most),
+                    before.tokens + held.depth_tokens * trusted,
+                    before.predicted + min(held.depth_tokens, most) * trusted,
                 )
-        return found
+        return Ranked(len(targets), model, adapter, sizes, found)
+
+    def _dark(self, worker: Worker) -> bool:
+        doubt = self._doubt(worker)
+        return doubt is not None and doubt[0] is Knowledge.DARK
 
     def _made(
-        self,
-        prefill: Target | None,
-        decode: Target,
-        depths: dict[Worker, Depth],
-        candidates: int,
-        prompt: Prompt,
+        self, ask: Ask, prefill: Target | None, decode: Target, ranked: Ranked, prompt: Prompt
     ) -> Choice:
         holder = prefill or decode
         knowledge, reason = self._knowledge(holder, prompt)
         return Choice(
             prefill,
             decode,
-            depths.get(holder.worker, Depth()),
+            ranked.depths.get(holder.worker, Depth()),
             knowledge,
             reason,
             self._settings.prefill_policy,
             self._settings.decode_policy,
-            candidates,
+            ranked.candidates,
             prompt.total,
             None if prefill is None else self._view.epoch(prefill.worker),
             self._view.epoch(decode.worker),
+            self._foretold(ask, holder, ranked, prompt),
+        )
+
+    def _foretold(
+        self, ask: Ask, holder: Target, ranked: Ranked, prompt: Prompt
+    ) -> Foretold | None:
+        """What is compared later. Samples of one prompt are counted by each engine its own way."""
+        many = prompt.tokens is None or len(prompt.tokens) > MOST_RANKED or ask.samples > 1
+        if many or not holder.up.events:
+            return None
+        facts = self._view.facts(holder.worker)
+        size = ranked.sizes.get(holder.worker, ASSUMED_BLOCK)
+        told, ranked_here = self._told(holder)[0], holder.worker in ranked.depths
+        return Foretold(
+            holder.worker,
+            facts.epoch if facts else None,
+            facts.last if facts else None,
+            told is Knowledge.EXACT and ranked_here and not self._dark(holder.worker),
+            Namespace(ranked.model, size, ranked.adapter, prompt.salt),
+            prompt.tokens or (),
+            ranked.depths,
         )
 
     def _knowledge(self, holder: Target, prompt: Prompt) -> tuple[Knowledge, str]:
@@ -204,6 +236,13 @@ class Chooser:
         if prompt.tokens is None:
             text = REASONS.get(prompt.reason or "", prompt.reason or "no tokens")
             return Knowledge.DARK, text
+        told, doubt = self._told(holder), self._doubt(holder.worker)
+        if doubt is not None and WORSE.index(doubt[0]) >= WORSE.index(told[0]):
+            return doubt  # of two that say as much, ours has seen it
+        return told
+
+    def _told(self, holder: Target) -> tuple[Knowledge, str]:
+        """What ingest wrote, as long as the view can be believed."""
         if blind := self._blind():
             return Knowledge.DARK, blind
         known = self._view.known(holder.worker)
@@ -212,7 +251,7 @@ class Chooser:
         return known.state, "" if known.state is Knowledge.EXACT else known.reason
 
 
-def _candidate(target: Target, depths: dict[Worker, Depth]) -> Candidate:
+def _candidate(target: Target, depths: Mapping[Worker, Depth]) -> Candidate:
     depth = depths.get(target.worker)
     return Candidate(target, depth.blocks, depth.tokens) if depth else Candidate(target)
 

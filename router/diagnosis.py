@@ -18,7 +18,9 @@ from kvplane.vocabulary import Knowledge, Known, Role, Stage, Worker
 
 from .breaker import Breakers, State
 from .fleet import Fleet, Waited
+from .suspicions import Cause
 from .target import Target
+from .verdicts import Verdict
 
 MOST_ROOMS = 20  # failed rooms told of, newest first
 
@@ -72,13 +74,20 @@ def report(
     known: Callable[[Worker], Known | None],
     waiting: Iterable[Waited] = (),
     failed_rooms: Sequence[Mapping[str, Any]] = (),
+    drift: Callable[[Worker], Verdict | None] = lambda worker: None,
 ) -> dict[str, Any]:
     """Everything that is wrong, ready for JSON; what blocks comes first. `failed_rooms` as
     Ledger.rooms(failed=True) gives them."""
     findings = [
         *_plane(fleet),
         *(_not_serving(one) for one in waiting),
-        *(found for target in fleet.targets() for found in _worker(target, breakers, now, known)),
+        *(found for target in fleet.targets() for found in _worker(target, breakers, now)),
+        *(
+            found
+            for target in fleet.targets()
+            if target.healthy
+            for found in _knowledge(target, known(target.worker), drift(target.worker))
+        ),
         *(room(shown) for shown in failed_rooms[:MOST_ROOMS]),
     ]
     findings.sort(key=lambda finding: not finding.blocks)
@@ -113,9 +122,7 @@ def _not_serving(one: Waited) -> Finding:
     )
 
 
-def _worker(
-    target: Target, breakers: Breakers, now: float, known: Callable[[Worker], Known | None]
-) -> Iterable[Finding]:
+def _worker(target: Target, breakers: Breakers, now: float) -> Iterable[Finding]:
     name, about = str(target.worker), f"worker {target.worker}"
     if not target.healthy:
         sentence = f"{target.role} {name} is unhealthy: {target.pulse.reason}"
@@ -133,10 +140,9 @@ def _worker(
         sentence = f"{target.role} {name} failed too often: its circuit is {state}"
         step = f"tried again in {wait:.0f} s by itself; GET /rooms?failed=1 tells what failed"
         yield Finding(about, True, sentence, name, step)
-    yield from _knowledge(target, known(target.worker))
 
 
-def _knowledge(target: Target, fact: Known | None) -> Iterable[Finding]:
+def _knowledge(target: Target, fact: Known | None, drift: Verdict | None) -> Iterable[Finding]:
     """Is what the index says about this worker to be believed? Decodes are chosen by load."""
     if target.role is Role.DECODE:
         return
@@ -145,7 +151,12 @@ def _knowledge(target: Target, fact: Known | None) -> Iterable[Finding]:
         sentence = f"{target.role} {name} publishes no KV events: it is chosen by load alone"
         step = "switch its KV events on, or name them with --events"
         yield Finding(about, False, sentence, name, step)
-    elif fact is None:
+        return
+    if drift is not None:
+        yield Finding(about, False, drift.sentence, drift.culprit, drift.next_step)
+        if drift.cause is Cause.SILENT:
+            return  # says more than ingest can
+    if fact is None:
         sentence = f"nothing was heard of the KV events of {name}"
         step = f"see that {target.up.events[0]} can be reached from ingest, and that ingest runs"
         yield Finding(about, False, sentence, name, step)

@@ -57,7 +57,7 @@ class Attempt:
     prefill_worker: str = ""
     on_prefill_end: Callable[[], None] = lambda: None  # called once, when its answer is complete
     on_start: Callable[[], None] = lambda: None  # called once, when the answer begins to leave
-    usage: Usage = field(default_factory=Usage)  # read off prefill's answer
+    usage: Usage = field(default_factory=Usage)  # read off prefill's answer, or the only one
     started: bool = False  # the client has the head of an answer
     _prefill_ended: bool = False
 
@@ -143,6 +143,8 @@ async def _answer(attempt: Attempt, client: Client, headers: HeaderList) -> None
         _look(attempt, client)
         data = decode.take()
         last = decode.complete
+        if attempt.prefill is None:
+            attempt.usage.feed(data)  # a unified worker tells its cached tokens itself
         if data or last:
             await client.write(data, more=not last)
         if last:

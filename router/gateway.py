@@ -20,16 +20,17 @@ from typing import Protocol
 from kvplane.bootstrap import compatible
 from kvplane.index import View
 from kvplane.runtime import Clock, SystemClock
-from kvplane.vocabulary import StageRecord, Worker
+from kvplane.vocabulary import Pod, StageRecord, Worker
 
 from . import facts
-from .aftermath import Aftermath
+from .aftermath import Aftermath, Ended
 from .blame import LegFailed
 from .breaker import Breakers
 from .choice import Choice, Chooser
+from .closed_loop import ClosedLoop
 from .dispatch import Client, ClientGone
 from .errors import GatewayError
-from .evidence import Ledger, Meeting
+from .evidence import Ledger
 from .fleet import Fleet
 from .journey import Journey, Means
 from .legs import Legs
@@ -44,6 +45,8 @@ class FollowerPort(Protocol):
     """What the gateway wants to know of the index's follower."""
 
     ready: asyncio.Event
+
+    def down_s(self) -> float: ...  # how long the store has been away
 
 
 class Gateway:
@@ -72,17 +75,25 @@ class Gateway:
         )
         self._prompts, self._follower, self._chance = prompts, follower, chance
         self._budget = Budget(self.settings.retry)
-        self._chooser = Chooser(
-            view, fleet, self.breakers, self.settings, compatible, chance, self._blind
+        away_s = follower.down_s if follower is not None else lambda: 0.0
+        self.loop = ClosedLoop(
+            view, fleet, self.clock, self.settings.drift, self._book_compared, away_s
         )
+        metrics.watch_drift(self.loop.errors, self.loop.verdict)
+        self._chooser = Chooser(
+            view, fleet, self.breakers, self.settings, compatible, chance, self._blind,
+            self.loop.doubt,
+        )  # fmt: skip
         self._means = Means(fleet, self.breakers, ledger, legs, self.aftermath, metrics, self.clock)
 
     async def start(self) -> None:
         """Ready to serve."""
         await self.aftermath.start()
+        await self.loop.start()
 
     async def stop(self) -> None:
         """End what is still being collected."""
+        await self.loop.stop()
         await self.aftermath.stop()
 
     async def handle(self, ask: Ask, client: Client) -> None:
@@ -179,9 +190,20 @@ class Gateway:
     def _book_stage(self, record: StageRecord) -> None:
         self.metrics.stage_s.labels(record.stage, record.outcome).observe(record.duration_s)
 
-    def _book_cached(self, meeting: Meeting) -> None:
+    def forget(self, pod: Pod) -> None:
+        """A pod left, or began a new life: nothing is held against it."""
+        self.breakers.forget(pod)
+        self.loop.forget(pod)
+
+    def _book_cached(self, ended: Ended) -> None:
         """Predicted against actual, where both are known."""
+        meeting = ended.meeting
         worker = (meeting.prefill or meeting.decode)["worker"]
         if meeting.predicted_tokens is not None and meeting.actual_tokens is not None:
             self.metrics.predicted.labels(worker).inc(meeting.predicted_tokens)
             self.metrics.actual.labels(worker).inc(meeting.actual_tokens)
+        if ended.foretold is not None and meeting.outcome == "ok":
+            self.loop.answered(ended.foretold, meeting.actual_tokens)
+
+    def _book_compared(self, worker: Worker, outcome: str) -> None:
+        self.metrics.comparisons.labels(str(worker), outcome).inc()

@@ -114,7 +114,9 @@ class Journey:
             return
         sides = [self.target(side) for side in self.bookings]
         after = [prefill.release] if prefill is not None else []
-        self.means.aftermath.begin(Ended(self.attempt, client.bell, self.meeting, sides, after))
+        told = self.choice.foretold
+        ended = Ended(self.attempt, client.bell, self.meeting, sides, told, after)
+        self.means.aftermath.begin(ended)
 
     def _begin(self, client: Client) -> Attempt:
         """Both requests leave now, in one step."""

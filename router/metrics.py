@@ -7,16 +7,21 @@ count something new. Label values come from closed sets, or are workers and mode
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from kvplane.vocabulary import Worker
+
 from .breaker import Breakers, State
 from .fleet import Fleet
+from .suspicions import Cause
+from .verdicts import Verdict
 
+Errors = Callable[[], Mapping[Worker, tuple[float, float]]]
 FAST_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
 SLOW_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 
@@ -57,6 +62,12 @@ class RouterMetrics:
         self.actual = counter(
             "actual_cached_tokens_total", "Tokens the prefill says it held.", "worker"
         )
+        self.comparisons = counter(
+            "comparisons_total",
+            "Requests by how the index's foresight and the prefill's cached tokens compare.",
+            "worker",
+            "outcome",  # equal | over | under | untold | doubted | skipped
+        )
         self.opened = counter("circuit_opened_total", "Circuits that opened.", "worker")
         self.health = counter(
             "health_changes_total", "Workers that left or came back by health.", "worker", "state"
@@ -94,6 +105,39 @@ class RouterMetrics:
     ) -> None:
         """Show the state of these at every scrape."""
         self.registry.register(_State(fleet, breakers, now, rooms_open))
+
+    def watch_drift(self, errors: Errors, verdict: Callable[[Worker], Verdict | None]) -> None:
+        """Show at every scrape how well the index foretells."""
+        self.registry.register(_Drift(errors, verdict))
+
+
+class _Drift(Collector):
+    """Error figure and alarm of every worker that was compared."""
+
+    def __init__(self, errors: Errors, verdict: Callable[[Worker], Verdict | None]) -> None:
+        self._errors, self._verdict = errors, verdict
+
+    def describe(self) -> list[Any]:
+        """Nothing, as below."""
+        return []
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """Over and under apart, for they tell different stories; one sample per cause."""
+        text = "Tokens foretold wrong as a share of those foretold or found, over the window."
+        ratio = _gauge("prediction_error_ratio", text, ["worker"])
+        text = "The same of one kind: claimed too much (over), too little (under)."
+        kinds = _gauge("prediction_error_kind_ratio", text, ["worker", "kind"])
+        drift = _gauge("drift", "1 where the index and a worker disagree.", ["worker", "cause"])
+        for worker, (over, under) in self._errors().items():
+            name, verdict = str(worker), self._verdict(worker)
+            ratio.add_metric([name], over + under)
+            kinds.add_metric([name, "over"], over)
+            kinds.add_metric([name, "under"], under)
+            for cause in Cause:
+                drift.add_metric(
+                    [name, cause], float(verdict is not None and verdict.cause == cause)
+                )
+        yield from (ratio, kinds, drift)
 
 
 class _State(Collector):

@@ -79,6 +79,27 @@ class RetrySettings:
 
 
 @dataclass(frozen=True, slots=True)
+class DriftSettings:
+    """When the index and what engines find in their caches no longer agree."""
+
+    window: int = 50  # comparisons remembered of one worker
+    window_s: float = 600.0  # older ones do not count
+    late: int = 10  # the alarm looks at the last of them, so that it is soon
+    least: int = 5  # comparisons before there is an alarm
+    wrong: int = 3  # of the late ones; an idle engine's late reset makes one wrong, and is no alarm
+    alarm: float = 0.2  # share of tokens wrong; evictions on the way to an engine are less
+    agree: int = 5  # right ones in a row that end it
+    settle_s: float = 1.0  # before a wrong one is judged: the news may be on its way
+    silent_s: float = 5.0  # without a batch, though enough is owed; batches take milliseconds
+    silent_requests: int = 3  # served, and each must have stored blocks
+    tick_s: float = 0.25  # between two looks
+    tests_a_minute: int = 120  # requests tested for a cause; each hashes its prompt a few times
+    most_waiting: int = 256  # requests waiting to be judged
+    most_tokens: int = 262_144  # of their prompts together: hashing them is some 20 ms
+    most_tested: int = 32_768  # tokens of a request that is tested: some 2 ms for each try
+
+
+@dataclass(frozen=True, slots=True)
 class RouterSettings:
     """Everything router/ was told."""
 
@@ -100,3 +121,4 @@ class RouterSettings:
     prompts: PromptSettings = field(default_factory=PromptSettings)
     breaker: BreakerSettings = field(default_factory=BreakerSettings)
     retry: RetrySettings = field(default_factory=RetrySettings)
+    drift: DriftSettings = field(default_factory=DriftSettings)

@@ -1,7 +1,8 @@
 """Usage: how many prompt tokens did prefill find in its cache?
 
-Pure: bytes of prefill's answer in, a number or None out. dispatch.py feeds it, gateway.py books
-it beside what the index predicted. Open it when an engine reports its cache in another place.
+Pure: bytes of prefill's answer (or a unified worker's) in, a number or None out. dispatch.py feeds
+it, gateway.py books it beside what the index predicted. Open it when an engine reports its cache in
+another place.
 
     {"usage": {"prompt_tokens_details": {"cached_tokens": 48}}}      OpenAI routes
     {"meta_info": {"cached_tokens": 48}}  or a list of these          /generate
@@ -10,17 +11,19 @@ it beside what the index predicted. Open it when an engine reports its cache in 
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
 
 from .errors import STAGES
 
+MOST_LOOKED = 8  # events that speak of cached tokens; the last one that says a number counts
 MOST_BYTES = 256 * 1024  # of a whole answer; of a longer one the end is kept
 
 
 class Usage:
-    """Collects the (end of the) answer of one prefill leg; bounded."""
+    """Collects the (end of the) answer of one leg; bounded."""
 
     def __init__(self) -> None:
         self._data = bytearray()
@@ -35,12 +38,15 @@ class Usage:
 
     def cached_tokens(self) -> int | None:
         """Summed over the prompts of a list; None where the engine did not say."""
-        found = [count for event in self._events() if (count := _cached(event)) is not None]
-        return found[-1] if found else None
+        told = [text for text in self._texts() if b'"cached_tokens"' in text]
+        for event in _decoded(reversed(told[-MOST_LOOKED:])):
+            if (count := _cached(event)) is not None:
+                return count
+        return None
 
     def error(self) -> tuple[str, str | None] | None:
         """Message and stage of an error event inside a 200 answer."""
-        for event in self._events():
+        for event in _decoded(self._texts()):
             error = event.get("error") if isinstance(event, dict) else None
             if isinstance(error, dict):
                 stage = error.get("stage")
@@ -50,21 +56,20 @@ class Usage:
                 return str(error)[:300], None
         return None
 
-    def _events(self) -> list[Any]:
+    def _texts(self) -> list[bytes]:
+        """Each event, not decoded yet."""
         data = bytes(self._data)
         if not self._cut and data[:1] in (b"{", b"["):
-            return _decoded([data])
-        return _decoded([line[5:] for line in data.split(b"\n") if line.startswith(b"data:")])
+            return [data]
+        return [line[5:] for line in data.split(b"\n") if line.startswith(b"data:")]
 
 
-def _decoded(texts: list[bytes]) -> list[Any]:
-    found = []
+def _decoded(texts: Iterable[bytes]) -> Iterator[Any]:
     for text in texts:
         try:
-            found.append(msgspec.json.decode(text))
+            yield msgspec.json.decode(text)
         except (msgspec.DecodeError, msgspec.ValidationError, RecursionError):
             continue
-    return found
 
 
 def _cached(event: Any) -> int | None:

@@ -57,7 +57,7 @@ class Hall:
         """A pod is gone: no request goes there, then what it held is cleared."""
         if self._gateway is not None:
             self._gateway.fleet.down(pod)
-            self._gateway.breakers.forget(pod)
+            self._gateway.forget(pod)
         if self._directories is not None:
             await self._directories.down(pod)
         if self._subscriptions is not None:

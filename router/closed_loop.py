@@ -1,0 +1,228 @@
+"""Closed loop: is the index right about each worker, as its engine sees it?
+
+Edge: one small task. aftermath.py brings what was foretold and what the engine told; drift.py and
+suspicions.py judge; choice.py asks `doubt`, admin.py and metrics.py read. Open it to change when
+something is judged or tested. Nothing here is on the path of a request.
+
+    answered --> right: counted          wrong: waits a second for news on its way
+                                           \\--> judged, tested --> window --> verdict --> doubt
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+from kvplane.index import View
+from kvplane.runtime import Clock, cancel, supervise
+from kvplane.vocabulary import Epoch, Knowledge, Pod, Worker
+
+from .drift import Compared, Stream, Window, compared
+from .fleet import Fleet
+from .foretold import Foretold
+from .settings import DriftSettings
+from .suspicions import Scene, explain
+from .verdicts import Verdict, drifted, silent
+
+log = logging.getLogger(__name__)
+
+MOST_SALTS = 4  # of other requests, to be tried where one is wrong
+
+
+@dataclass(slots=True)
+class Watched:
+    """What is remembered of one life of a worker."""
+
+    epoch: Epoch | None
+    window: Window
+    stream: Stream
+    verdict: Verdict | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """A request that is judged when the news on its way has arrived."""
+
+    told: Foretold
+    actual: int
+    due: float
+
+
+class ClosedLoop:
+    """Compares, judges and remembers. A Part."""
+
+    def __init__(
+        self,
+        view: View,
+        fleet: Fleet,
+        clock: Clock,
+        settings: DriftSettings | None = None,
+        on_compared: Callable[[Worker, str], None] = lambda worker, outcome: None,
+        store_down_s: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self._view, self._fleet, self._clock = view, fleet, clock
+        self._settings = settings or DriftSettings()
+        self._on_compared, self._store_down_s = on_compared, store_down_s
+        self._watched: dict[Worker, Watched] = {}
+        self._waiting: deque[Waiting] = deque()
+        self._tokens = 0  # of the prompts waiting
+        self._salts: dict[str, None] = {}
+        self._tests = float(self._settings.tests_a_minute)  # that may be made now
+        self._task: asyncio.Task[None] | None = None
+
+    async def start(self) -> None:
+        """Begin to look."""
+        work = supervise("closed loop", self._look, self._clock)
+        self._task = asyncio.create_task(work, name="closed loop")
+
+    async def stop(self) -> None:
+        """End; what waits is dropped."""
+        await cancel(self._task)
+
+    # -- what others ask
+
+    def verdict(self, worker: Worker) -> Verdict | None:
+        """What is wrong between the index and this worker's engine; None where nothing is."""
+        found = self._watched.get(worker)
+        return found.verdict if found else None
+
+    def doubt(self, worker: Worker) -> tuple[Knowledge, str] | None:
+        """How far a worker may be believed at most, and why; None where our check has no word."""
+        found = self._watched.get(worker)
+        if found is not None and found.verdict is not None:
+            return found.verdict.state, found.verdict.sentence
+        down_s = self._store_down_s()
+        if down_s > 1:
+            return Knowledge.PARTIAL, f"the index store does not answer since {down_s:.0f} s"
+        return None
+
+    def errors(self) -> Mapping[Worker, tuple[float, float]]:
+        """Of every worker compared: shares of tokens claimed too much and too little."""
+        now = self._clock.now()
+        return {worker: one.window.errors(now) for worker, one in self._watched.items()}
+
+    def forget(self, pod: Pod) -> None:
+        """A pod left, or began a new life: its past is not held against it."""
+        self._watched = {who: one for who, one in self._watched.items() if who.pod != pod}
+
+    # -- what the aftermath brings
+
+    def answered(self, told: Foretold, actual: int | None) -> None:
+        """A worker served a request. `actual`: tokens its engine found cached; None = not told."""
+        now, facts = self._clock.now(), self._view.facts(told.worker)
+        if facts is None or facts.epoch != told.epoch:
+            return  # not known, or another life by now
+        watched = self._of(told.worker, facts.epoch)
+        found = told.predicted if actual is None else actual
+        stores = told.most > found and (actual is not None or self._sure(told))
+        if stores:
+            watched.stream.served(told.last, facts.last, told.mark, now)
+        self._remember(told.space.salt)
+        if actual is None:
+            self._on_compared(told.worker, "untold")
+        elif not told.exact:
+            self._on_compared(told.worker, "doubted")
+        elif actual != told.predicted or (stores and watched.window.uneasy(now)):
+            self._wait(told, actual, now)
+        else:
+            self._book(watched, compared(told.predicted, told.predicted, actual, now), told)
+
+    def _remember(self, salt: str) -> None:
+        if salt and salt not in self._salts:
+            self._salts[salt] = None
+            while len(self._salts) > MOST_SALTS:
+                del self._salts[next(iter(self._salts))]
+
+    def _sure(self, told: Foretold) -> bool:
+        """Where the engine does not tell: is what the index does not hold really not there? So
+        it is while the index is exact, and something must come where nothing ever came."""
+        return told.exact or told.last is None
+
+    def _of(self, worker: Worker, epoch: Epoch | None) -> Watched:
+        found = self._watched.get(worker)
+        if found is None or found.epoch != epoch:
+            fresh = Watched(epoch, Window(self._settings), Stream(self._settings))
+            found = self._watched[worker] = fresh
+        return found
+
+    def _wait(self, told: Foretold, actual: int, now: float) -> None:
+        full = len(self._waiting) >= self._settings.most_waiting
+        long = self._tokens + told.tokens > self._settings.most_tokens
+        if self._waiting and (full or long):
+            self._on_compared(told.worker, "skipped")
+            return
+        self._waiting.append(Waiting(told, actual, now + self._settings.settle_s))
+        self._tokens += told.tokens
+
+    # -- what is done about it
+
+    async def _look(self) -> None:
+        while True:
+            await self._clock.sleep(self._settings.tick_s)
+            most = float(self._settings.tests_a_minute)
+            self._tests = min(most, self._tests + most / 60 * self._settings.tick_s)
+            now = self._clock.now()
+            while self._waiting and self._waiting[0].due <= now:
+                waiting = self._waiting.popleft()
+                self._tokens -= waiting.told.tokens
+                self._judge(waiting, now)
+                await asyncio.sleep(0)  # prompts are hashed: one at a time
+            for worker, watched in list(self._watched.items()):
+                self._decide(worker, watched, now)
+
+    def _judge(self, waiting: Waiting, now: float) -> None:
+        told, actual = waiting.told, waiting.actual
+        watched = self._watched.get(told.worker)
+        if watched is None or watched.epoch != told.epoch:
+            return
+        if self._view.epoch(told.worker) != told.epoch or self._store_down_s():
+            return self._on_compared(told.worker, "doubted")
+        later = told.now(self._view)
+        one = compared(told.predicted, later.get(told.worker, 0), actual, now)
+        if self._tests >= 1 and told.tokens <= self._settings.most_tested:
+            self._tests -= 1
+            one = replace(one, suspicions=explain(told, actual, self._scene(told, later)))
+        self._book(watched, one, told)
+
+    def _scene(self, told: Foretold, later: Mapping[Worker, int]) -> Scene:
+        target, salts = self._fleet.target(told.worker), tuple(self._salts)
+        if target is None:
+            return Scene(self._view, later, salts=salts)
+        return Scene(self._view, later, target.up.adapters, salts, target.up.block_size)
+
+    def _book(self, watched: Watched, one: Compared, told: Foretold) -> None:
+        watched.window.add(one)
+        self._on_compared(told.worker, one.outcome)
+
+    def _decide(self, worker: Worker, watched: Watched, now: float) -> None:
+        """The verdict as it is now; a line where it changed."""
+        facts, verdict = self._view.facts(worker), None
+        if facts is None or facts.epoch != watched.epoch:
+            self._watched.pop(worker, None)
+        else:
+            watched.stream.heard(facts.last)
+            if self._unheard(worker):
+                watched.stream.forgive()
+            verdict = self._found(worker, watched, now)
+        before, watched.verdict = watched.verdict, verdict
+        if verdict and (before is None or before.named != verdict.named):
+            log.warning("drift worker=%s action=believe less: %s", worker, verdict.sentence)
+        elif before is not None and verdict is None:
+            log.info("drift over worker=%s cause=%s", worker, before.cause)
+
+    def _unheard(self, worker: Worker) -> bool:
+        """Could nobody have brought us a batch? No fault of the engine: the store is away, or no
+        ingest lives, and its word has no author."""
+        known = self._view.known(worker)
+        orphaned = known is None or (known.state is Knowledge.DARK and not known.by)
+        return orphaned or self._store_down_s() > 0
+
+    def _found(self, worker: Worker, watched: Watched, now: float) -> Verdict | None:
+        if quiet_s := watched.stream.silent_s(now):
+            return silent(worker, watched.stream.owed, quiet_s)
+        if watched.window.alarmed(now):
+            return drifted(worker, watched.window.wrong(now), watched.window.recent(now))
+        return None
