@@ -9,6 +9,7 @@ knows nobody else. Open it to see what events offers.
 from __future__ import annotations
 
 from .api import routes
+from .broadcast import Broadcast, TooMany
 from .dialects import DIALECTS, dialect_of
 from .dialects.base import (
     AllCleared,
@@ -40,6 +41,7 @@ __all__ = [
     "BadEndpoint",
     "BlocksRemoved",
     "BlocksStored",
+    "Broadcast",
     "Decoded",
     "Dialect",
     "Dropped",
@@ -55,6 +57,7 @@ __all__ = [
     "State",
     "Subscriber",
     "Subscriptions",
+    "TooMany",
     "Translation",
     "Translator",
     "dialect_of",

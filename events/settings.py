@@ -44,9 +44,7 @@ class EventsSettings:
     sockets: int = 32_000  # of one ZMQ context; its default 1023 ends at some 340 workers
     heartbeat_s: float = 15.0  # comment line on an idle change stream, so that a dead one is seen
     changes_readers: int = 1000  # of the change stream in one process; more are answered 429
-    changes_entries: int = (
-        10_000  # newest changes kept ready, once for all readers; seconds of load
-    )
+    changes_entries: int = 10_000  # newest changes, kept ready once for all readers
     changes_bytes: int = 32 << 20  # most bytes of those
     changes_behind: int = 16  # readers with older cursors that read the store for themselves
     changes_wait_s: float = 2.0  # for one of those places, or for the store's end to come here

@@ -18,7 +18,7 @@ import aiohttp
 from kvplane.bootstrap import BootstrapClient
 from kvplane.composite import Composite
 from kvplane.doors import Metrics, Server, Switchboard, new_registry
-from kvplane.events import EventsMetrics, Subscriptions, routes
+from kvplane.events import Broadcast, EventsMetrics, Subscriptions, routes
 from kvplane.index import Follower, IndexMetrics, Store, StoreDown, View, index_app
 from kvplane.parts import (
     Hall,
@@ -82,7 +82,8 @@ class GatewayPlane(Composite):
             metrics=metrics,
             clock=self._clock,
         )
-        index.router.routes.extend(routes(store, snapshot="/index/snapshot"))
+        changes = Broadcast(store, self._clock, registry=self._registry)
+        index.router.routes.extend(routes(changes, "/index/snapshot"))
         admin = admin_app(gateway, static, worker_from_table)
         door = Switchboard(
             {"/index": index, "/metrics": Metrics(self._registry), "": Api(gateway, admin)}
@@ -92,7 +93,7 @@ class GatewayPlane(Composite):
             await self.begin(
                 Server(aside, self._told["host"], self._told["prometheus_port"], "metrics")
             )
-        await self.begin(Server(door, self._told["host"], self._port, "gateway"))
+        await self.begin(Server(door, self._told["host"], self._port, "gateway"), changes)
         _tell(self._workers, "every request is answered 503 until POST /workers adds one")
 
     async def _gateway(
@@ -155,6 +156,7 @@ class IndexPlane(Composite):
         await _look_at(store)
         follower = Follower(store, view, clock, metrics)
         prompts = Prompts(default=told["tokenizer"])
+        changes = Broadcast(store, clock, registry=registry)
         await self.begin(follower, prompts)
         app = index_app(
             view,
@@ -164,10 +166,10 @@ class IndexPlane(Composite):
             metrics=metrics,
             clock=clock,
         )
-        app.router.routes.extend(routes(store))
+        app.router.routes.extend(routes(changes))
         # Under /index too, so that whatever asks a gateway's index can ask this one.
         door = Switchboard({"/metrics": Metrics(registry), "/index": app, "": app})
-        await self.begin(Server(door, told["host"], told["port"], "index"))
+        await self.begin(Server(door, told["host"], told["port"], "index"), changes)
 
 
 class IngestPlane(Composite):

@@ -6,24 +6,27 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
-import uvicorn
-from kit.ports import free_port
+import pytest
+from fastapi import FastAPI
 from kit.streams import QUICK
 from kit.wait import until
-from starlette.applications import Starlette
 
-from kvplane.events import record, routes
+from kvplane.doors import Server
+from kvplane.events import Broadcast, record, routes
 from kvplane.index import Batch, CursorGone, MemoryStore, StoreDown
-from kvplane.runtime import SystemClock
+from kvplane.runtime import SystemClock, running
 from kvplane.vocabulary import (
     BlockHash,
     Cleared,
     ClearReason,
     Cursor,
     Epoch,
+    Group,
+    GroupKind,
     Knowledge,
     Known,
     Pod,
@@ -37,19 +40,14 @@ P = Worker(Pod("p"), 1)
 
 
 @contextlib.asynccontextmanager
-async def served(store: Any) -> AsyncIterator[str]:
+async def served(store: Any, **numbers: Any) -> AsyncIterator[str]:
     """The door over a real server."""
-    app = Starlette(routes=routes(store, QUICK, "/index/snapshot"))
-    config = uvicorn.Config(app, port=free_port(), log_level="error", lifespan="off")
-    server = uvicorn.Server(config)
-    config.timeout_graceful_shutdown = 1
-    task = asyncio.create_task(server.serve())
-    await until(lambda: server.started, 5)
-    try:
-        yield f"http://127.0.0.1:{config.port}/changes"
-    finally:
-        server.should_exit = True
-        await task
+    broadcast = Broadcast(store, settings=replace(QUICK, **numbers))
+    app = FastAPI()
+    app.router.routes.extend(routes(broadcast, "/index/snapshot"))
+    server = Server(app, "127.0.0.1", 0, "index")
+    async with running([server, broadcast]):
+        yield f"http://127.0.0.1:{server.port}/changes"
 
 
 async def filled(batches: int) -> MemoryStore:
@@ -129,6 +127,9 @@ async def test_a_quiet_stream_shows_that_it_lives() -> None:
 class Gone(MemoryStore):
     """A store whose stream is cut, down, or cut later."""
 
+    def reached(self, cursor: Cursor, goal: Cursor) -> bool:
+        return False
+
     def tail(self, after: Cursor) -> Any:
         return self._refuse(after)
 
@@ -136,7 +137,7 @@ class Gone(MemoryStore):
         if after == "down":
             raise StoreDown("memory", "on purpose")
         if after == "later":
-            await asyncio.sleep(0.4)  # after the answer began
+            await asyncio.sleep(1.3)  # after the answer began
         raise CursorGone(after, "cut")
         yield
 
@@ -149,6 +150,7 @@ async def test_a_cursor_that_is_gone_is_sent_to_the_snapshot() -> None:
             body = await answer.json()
         assert body["error"]["code"] == "cursor_gone" and "old" in body["error"]["message"]
         assert body["snapshot"] == "/index/snapshot"
+        assert answer.headers["link"] == '</index/snapshot>; rel="snapshot"'
         async with session.get(url, params={"after": "down"}) as answer:
             assert answer.status == 503 and answer.headers["retry-after"] == "1"
         async with session.get(url, params={"after": "later"}) as answer:
@@ -158,9 +160,65 @@ async def test_a_cursor_that_is_gone_is_sent_to_the_snapshot() -> None:
     await store.close()
 
 
+@pytest.mark.parametrize("cursor", ["x", "0-0.1", "other.5", "a b", "%00", "é", "9" * 300])
+async def test_a_text_that_is_no_cursor_is_sent_to_the_snapshot_too(cursor: str) -> None:
+    store = await filled(1)
+    async with served(store) as url, aiohttp.ClientSession() as session:
+        for asked in ({"params": {"after": cursor}}, {"headers": {"last-event-id": cursor}}):
+            async with session.get(url, **asked) as answer:  # type: ignore[arg-type]
+                said = (await answer.json())["error"]
+                assert (answer.status, said["param"]) == (410, "after")
+                assert "not of this stream; take a snapshot" in said["message"]
+    await store.close()
+
+
+async def test_head_says_what_it_is_and_other_methods_what_is_right() -> None:
+    store = await filled(1)
+    async with served(store) as url, aiohttp.ClientSession() as session:
+        async with session.head(url) as answer:
+            assert answer.status == 200
+            assert answer.headers["content-type"].startswith("text/event-stream")
+        for method in ("POST", "PUT", "DELETE"):
+            async with session.request(method, url) as answer:
+                assert answer.status == 405 and "GET" in answer.headers["allow"]
+    await store.close()
+
+
+async def test_more_readers_than_may_follow_are_asked_to_come_again() -> None:
+    store = await filled(0)
+    async with served(store, changes_readers=2) as url, aiohttp.ClientSession() as session:
+        answers = [await session.get(url) for _ in range(2)]
+        async with session.get(url) as answer:
+            assert (answer.status, answer.headers["retry-after"]) == (429, "5")
+            said = (await answer.json())["error"]
+            assert said["code"] == "overloaded" and "2 readers follow here" in said["message"]
+        answers[0].close()
+
+        async def free() -> bool:
+            async with session.get(url) as answer:
+                return answer.status == 200
+
+        await until(free, 5, "the place of one that left")
+        answers[1].close()
+    await store.close()
+
+
+async def test_a_server_that_ends_does_not_wait_for_its_readers() -> None:
+    store = await filled(0)
+    async with aiohttp.ClientSession() as session:
+        async with served(store) as url:
+            answer = await session.get(url)
+            await answer.content.readline()
+            begun = asyncio.get_running_loop().time()
+        assert asyncio.get_running_loop().time() - begun < 2.5  # the server's patience is 3 s
+        (event,) = await read(answer, 1)
+        assert event["event"] == "error" and event["data"]["error"]["code"] == "store_down"
+    await store.close()
+
+
 async def test_a_client_that_leaves_is_let_go() -> None:
     store = await filled(0)
-    async with served(store) as url, aiohttp.ClientSession() as session:
+    async with served(store, changes_linger_s=0.05) as url, aiohttp.ClientSession() as session:
         quiet = len(asyncio.all_tasks())
         async with session.get(url) as answer:
             await answer.content.readline()
@@ -168,6 +226,14 @@ async def test_a_client_that_leaves_is_let_go() -> None:
             answer.close()
         await until(lambda: len(asyncio.all_tasks()) <= quiet, 5, "the tail is closed")
     await store.close()
+
+
+def test_what_is_of_a_further_cache_group_says_of_which() -> None:
+    group = Group(2, GroupKind.WINDOW, 128, 32)
+    stored = record(Stored(P, Epoch(1), Tier.GPU, None, (BlockHash(1),), 16, group))
+    shown = {"number": 2, "kind": "window", "tokens": 128, "block_size": 32}
+    assert stored["group"] == shown and stored["block_size"] == 16
+    assert record(Removed(P, Epoch(1), Tier.GPU, (BlockHash(1),), 2))["group"] == 2
 
 
 def test_every_kind_of_change_has_a_record() -> None:
@@ -192,10 +258,11 @@ def test_every_kind_of_change_has_a_record() -> None:
         "tier": None,
         **whose,
     }
-    assert record(Known(P, e, Knowledge.DARK, "why", 5.0)) == {
+    assert record(Known(P, e, Knowledge.DARK, "why", 5.0, "0a1b2c3d")) == {
         "kind": "known",
         "state": "dark",
         "reason": "why",
         "since": 5.0,
+        "by": "0a1b2c3d",
         **whose,
     }
