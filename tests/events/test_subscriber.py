@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,60 +11,17 @@ from typing import Any
 import pytest
 import zmq
 import zmq.asyncio
+from kit.batches import drop, held, payload, send, store
 from kit.ports import free_ports, has_ipv6
-from kit.streams import QUICK, WORKER, Followed, Publisher, following, lines, number
+from kit.streams import QUICK, WORKER, Publisher, following, lines, number
 from kit.wait import until
 
-from kvplane.events import (
-    DIALECTS,
-    AllCleared,
-    BlocksRemoved,
-    BlocksStored,
-    EngineEvent,
-    engine_key,
-)
-from kvplane.index import Applied, Batch, MemoryStore, Outcome, Store, StoreDown, chain, rank
+from kvplane.events import AllCleared
+from kvplane.index import Applied, Batch, MemoryStore, Outcome, Store, StoreDown
 from kvplane.runtime import SystemClock
-from kvplane.vocabulary import Epoch, Knowledge, Namespace
+from kvplane.vocabulary import Epoch, Knowledge
 
 SINCE = r"incomplete since 20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ: "
-SIZE = 4
-SPACE = Namespace("m", SIZE)
-
-
-def payload(*events: EngineEvent) -> bytes:
-    return DIALECTS["vllm"].encode(1.0, events, 0)
-
-
-def tokens(name: int, blocks: int = 1) -> list[int]:
-    return [name * 1000 + at for at in range(blocks * SIZE)]
-
-
-def store(name: int, first: int = 0, last: int = 1) -> BlocksStored:
-    """Blocks first..last-1 of the prompt called `name`."""
-    keys = tuple(engine_key(name * 1000 + at) for at in range(first, last))
-    parent = engine_key(name * 1000 + first - 1) if first else None
-    return BlocksStored(
-        keys, parent, array("I", tokens(name, last)[first * SIZE :]), SIZE, kind="full_attention"
-    )
-
-
-def drop(name: int, at: int = 0) -> BlocksRemoved:
-    return BlocksRemoved((engine_key(name * 1000 + at),))
-
-
-def depth(followed: Followed, name: int, blocks: int = 1) -> int:
-    (held,) = rank(followed.view, chain(tokens(name, blocks), SPACE), [WORKER])
-    return held.depth_blocks
-
-
-def held(followed: Followed, *names: int) -> list[int]:
-    return [name for name in names if depth(followed, name)]
-
-
-async def send(publisher: Publisher, *names: int, **how: bool) -> None:
-    for name in names:
-        await publisher.publish(payload(store(name)), **how)
 
 
 @pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6 loopback")
