@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 from hypothesis import HealthCheck, settings
 from kit.clock import FakeClock
-from kit.redis import real_redis
+from kit.redis import launched, real_redis
 
 # A slow machine is no finding: an example has no deadline, a test has one (pytest-timeout).
 settings.register_profile("kvplane", deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -20,6 +21,20 @@ def redis_url() -> Iterator[str]:
     """A real server for the session; shared, so keep to `redis_prefix`."""
     with real_redis() as url:
         yield url
+
+
+@pytest.fixture(scope="session")
+def redis_of() -> Iterator[Callable[[str], str]]:
+    """URL of a Redis of a kind, one each for the session; shared too. Skips where there is none."""
+    urls: dict[str, str] = {}
+    with ExitStack() as stack:
+
+        def of(kind: str) -> str:
+            if kind not in urls:
+                urls[kind] = stack.enter_context(launched(kind))
+            return urls[kind]
+
+        yield of
 
 
 @pytest.fixture

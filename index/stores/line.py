@@ -88,7 +88,7 @@ class Line:
             except StoreDown as error:
                 return error
 
-        if self.apart:
+        if self.apart or not asked:
             return await asyncio.gather(*(one(key, command) for key, command in asked))
         try:
             return await self.calls(asked[0][0], [command for _, command in asked], deadline_s)

