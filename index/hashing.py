@@ -11,14 +11,21 @@ then vocabulary.HASH_SCHEME, so that old and new names never meet).
 
     seed -> H(seed, tokens 0..15) -> H(that, tokens 16..31) -> ...  a hash names its whole prefix
 
+Images share a placeholder token, so a block that an image reaches into has extra keys, one text for
+each: ID@OFFSET, its first token counted from the block's (-3: it began three tokens before). Such a
+block is hashed with another seed; those after it chain on, so they differ too:
+
+    seed of that block = xxh3_64(["ID@OFFSET",...] as JSON like above, seed = parent's hash)
+
 Only full blocks have a name. In JSON a hash is always 16 hex digits.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeAlias
 
 from xxhash import xxh3_64_intdigest
@@ -28,6 +35,7 @@ from kvplane.vocabulary import BlockHash, Namespace, PrefixChain
 from .errors import BadValue
 
 Tokens: TypeAlias = "Sequence[int] | bytes | bytearray | memoryview | array[int]"
+Extra: TypeAlias = Sequence[Sequence[str]]  # texts of each block; blocks beyond it have none
 
 MAX_TOKEN = 2**32 - 1
 MAX_HASH = 2**64 - 1
@@ -39,33 +47,46 @@ def seed(namespace: Namespace) -> int:
     return int(xxh3_64_intdigest(namespace.text().encode()))
 
 
-def chain(tokens: Tokens, namespace: Namespace) -> PrefixChain:
+def chain(
+    tokens: Tokens, namespace: Namespace, extra: Mapping[int, Sequence[str]] | None = None
+) -> PrefixChain:
     """Names of the full blocks of one prompt, first block first.
 
     `tokens` is a sequence of ints, or memory that already holds little-endian u32: bytes,
     array('I'), a numpy array of uint32. Raises BadValue for anything that is no token id.
+    `extra`: texts of the blocks that have some, by position; those of no full block are passed by.
     """
     packed = pack(tokens)
-    blocks = _extend(seed(namespace), packed, namespace.block_size)
+    keys = [extra.get(at, ()) for at in range(max(extra) + 1)] if extra else ()
+    blocks = _extend(seed(namespace), packed, namespace.block_size, keys)
     return PrefixChain(namespace, tuple(blocks), len(packed) // 4)
 
 
-def extend(parent: int, tokens: Tokens, block_size: int) -> list[BlockHash]:
+def extend(parent: int, tokens: Tokens, block_size: int, extra: Extra = ()) -> list[BlockHash]:
     """Names of the full blocks that follow the block named `parent` (or a seed)."""
     if not 0 <= parent <= MAX_HASH:  # xxhash would wrap it silently
         raise BadValue("parent", parent, "an unsigned 64-bit number")
-    return _extend(parent, pack(tokens), block_size)
+    return _extend(parent, pack(tokens), block_size, extra)
 
 
-def _extend(parent: int, packed: memoryview, block_size: int) -> list[BlockHash]:
+def _extend(parent: int, packed: memoryview, block_size: int, extra: Extra) -> list[BlockHash]:
     if block_size < 1:
         raise BadValue("block_size", block_size, "1 token or more")
     step, digest = block_size * 4, xxh3_64_intdigest
-    found = []
-    for start in range(0, len(packed) - step + 1, step):
+    found: list[BlockHash] = []
+    last = len(packed) - step + 1
+    for start, texts in zip(range(0, last, step), extra, strict=False):  # no round without extra
+        within = digest(_canonical(texts), parent) if texts else parent
+        parent = digest(packed[start : start + step], within)
+        found.append(BlockHash(parent))
+    for start in range(len(found) * step, last, step):
         parent = digest(packed[start : start + step], parent)
         found.append(BlockHash(parent))
     return found
+
+
+def _canonical(texts: Sequence[str]) -> bytes:
+    return json.dumps(list(texts), separators=(",", ":"), ensure_ascii=True).encode()
 
 
 def pack(tokens: Tokens) -> memoryview:

@@ -3,7 +3,10 @@
 Pure: JSON bytes in, a checked Question or BadValue out; then chains per block size. api.py answers
 it. Open it to accept another way of naming a prompt.
 
-    {model, token_ids | prompt | messages | block_hashes, adapter?, salt?, workers?}
+    {model, token_ids | prompt | messages | block_hashes, adapter?, salt?, workers?, items?}
+
+    items   [{"id": "sha-of-image", "start": 17, "length": 576}]     where content lies whose tokens
+            are placeholders; a block that one reaches into is another block    hashing.py
 """
 
 from __future__ import annotations
@@ -21,7 +24,16 @@ from .errors import BadValue
 from .hashing import chain, from_hex
 
 WAYS = ("token_ids", "prompt", "messages", "block_hashes")
+MOST_ITEMS = 4096  # images, sounds and the like of one prompt
 _FAULT = re.compile(r"Expected `(.+)`, got `.+?`(?: - at `\$\.?(.*)`)?$")
+
+
+class Item(msgspec.Struct, frozen=True):
+    """Content that lies under placeholder tokens: which, from which token on, how many."""
+
+    id: str
+    start: int
+    length: int
 
 
 class _Body(msgspec.Struct):
@@ -35,6 +47,7 @@ class _Body(msgspec.Struct):
     adapter: str = ""
     salt: str = ""
     workers: list[str] | None = None
+    items: list[Item] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +61,7 @@ class Question:
     tokens: tuple[int, ...] | None = None
     hashes: tuple[BlockHash, ...] | None = None
     text: Mapping[str, Any] | None = None
+    items: tuple[Item, ...] = ()
 
 
 def read(data: bytes, most_hashes: int) -> Question:
@@ -61,7 +75,9 @@ def read(data: bytes, most_hashes: int) -> Question:
         raise BadValue("model", body.model, "the model's name")
     if body.messages is not None and not body.messages:
         raise BadValue("messages", [], "at least one message")
-    asked = Question(body.model, body.adapter, body.salt, _workers(body.workers))
+    asked = Question(
+        body.model, body.adapter, body.salt, _workers(body.workers), items=_items(body)
+    )
     if body.block_hashes is not None:
         if len(body.block_hashes) > most_hashes:
             raise BadValue("block_hashes", len(body.block_hashes), f"at most {most_hashes} hashes")
@@ -108,6 +124,23 @@ def _workers(names: list[str] | None) -> tuple[Worker, ...] | None:
     return tuple(dict.fromkeys(found))
 
 
+def _items(body: _Body) -> tuple[Item, ...]:
+    """In order of the tokens, whatever order they were named in."""
+    found = body.items or []
+    if found and body.block_hashes is not None:
+        raise BadValue("items", len(found), "left out: block_hashes have them already")
+    if len(found) > MOST_ITEMS:
+        raise BadValue("items", len(found), f"at most {MOST_ITEMS} items")
+    for at, item in enumerate(found):
+        if not item.id:
+            raise BadValue(f"items[{at}].id", item.id, "the name of the content, as events have it")
+        if item.start < 0:
+            raise BadValue(f"items[{at}].start", item.start, "the index of a token, from 0")
+        if item.length < 1:
+            raise BadValue(f"items[{at}].length", item.length, "1 token or more")
+    return tuple(sorted(found, key=lambda item: item.start))
+
+
 def _hashes(texts: list[str]) -> tuple[BlockHash, ...]:
     found = []
     for at, text in enumerate(texts):
@@ -127,8 +160,34 @@ def chains(asked: Question, sizes: Collection[int]) -> dict[int, PrefixChain]:
             size: PrefixChain(space, hashes, len(hashes) * size) for size, space in spaces.items()
         }
     assert asked.tokens is not None, "text is tokenised before it is hashed"
+    _fit(asked.items, len(asked.tokens))
     try:
-        return {size: chain(asked.tokens, space) for size, space in spaces.items()}
+        return {
+            size: chain(asked.tokens, space, extra(asked.items, size))
+            for size, space in spaces.items()
+        }
     except BadValue as error:
         field = error.field.replace("tokens", "token_ids", 1)
         raise BadValue(field, error.value, error.want) from None
+
+
+def _fit(items: tuple[Item, ...], tokens: int) -> None:
+    """Raises BadValue for an item that ends beyond the prompt, or for far too many tokens."""
+    for item in items:
+        if item.start + item.length > tokens:
+            where = f"{item.start} + {item.length}"
+            raise BadValue(f"items of {item.id[:40]!r}", where, f"within the {tokens} tokens")
+    if sum(item.length for item in items) > 4 * tokens:  # a sound may lie under a film, not more
+        raise BadValue("items", len(items), "items that hardly overlap")
+
+
+def extra(items: Collection[Item], block_size: int) -> dict[int, list[str]]:
+    """Texts of the blocks that items reach into, as events of engines have them.
+
+    item "a", start 6, length 4, blocks of 4 -> {1: ["a@2"], 2: ["a@-2"]}
+    """
+    found: dict[int, list[str]] = {}
+    for item in items:
+        for at in range(item.start // block_size, (item.start + item.length - 1) // block_size + 1):
+            found.setdefault(at, []).append(f"{item.id}@{item.start - at * block_size}")
+    return found

@@ -37,6 +37,12 @@ class Discovery(Protocol):
     def waiting(self) -> tuple[Waiting, ...]: ...
 
 
+def another_life(before: WorkerUp, now: WorkerUp) -> bool:
+    """Did the process behind a pod change? A generation that is told for the first time is news of
+    the life we know, and one that is not told any more is no news."""
+    return None not in (before.generation, now.generation) and before.generation != now.generation
+
+
 async def tell(callback: Callable[..., Any], *facts: Any) -> None:
     """Call back, plain function or coroutine."""
     result = callback(*facts)

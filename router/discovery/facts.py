@@ -2,10 +2,8 @@
 
 Pure. probe.py fetches the answers; what a person declared wins over what an engine says, except
 the role: an engine knows what it is. Every member is checked, since a probe may hit anything. Open
-it when an engine tells its facts differently. Sources: sglang.md section 8, vllm.md sections 1, 4.
-
-    {"kv_events": {"endpoint_host": "*", "endpoint_port_base": 5557, "dp_size": 2}}, http://10.0.0.7
-        -> events ("tcp://10.0.0.7:5557", "tcp://10.0.0.7:5558")
+it when an engine tells its facts differently. Where it publishes events: publishers.py; what its
+metrics say of its life: exposition.py. Sources: SGLang's and vLLM's own servers.
 """
 
 from __future__ import annotations
@@ -13,13 +11,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
-from urllib.parse import urlsplit
 
 from kvplane.vocabulary import Generation, Role, Shape, WorkerUp
 
+from .exposition import Page, read_page
+from .publishers import published
+
 Facts = Mapping[str, Any]
 ROLES = {"prefill": Role.PREFILL, "decode": Role.DECODE, "null": Role.BOTH}
-WILDCARDS = ("", "*", "0.0.0.0", "::", "[::]")
+_STARTED = "started:"  # how a generation begins that we made of the process's start
+_JITTER_S = 2  # two starts that are closer are one, computed twice
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,16 +30,20 @@ class Answers:
     info: Facts  # GET /server_info
     models: Facts  # GET /v1/models
     sources: Facts  # GET /kv_event_sources
+    metrics: str | None = None  # GET /metrics; None where it was not asked or gave nothing
 
 
-def filled(declared: WorkerUp, said: Answers) -> WorkerUp:
-    """The declared worker with everything the engine told."""
+def filled(declared: WorkerUp, said: Answers, before: WorkerUp | None = None) -> WorkerUp:
+    """The declared worker with everything the engine told.
+
+    `before` is what was known until now: what a page that did not come would have said stays.
+    """
     own = _object(said.info.get("kvplane"))
     engine = family(declared, said)
-    dp_size = max(declared.dp_size, _count(said.info, "dp_size") or 1)
-    events, replay = _endpoints(declared, said, dp_size)
+    dp_size = max(declared.dp_size, _count(said.info, "dp_size") or 1, _ranks(said.sources))
+    found = published(declared, said.info, said.sources, dp_size)
     model, others = _models(declared, said)
-    generation = own.get("generation")
+    page = None if said.metrics is None else read_page(said.metrics)
     return replace(
         declared,
         role=ROLES.get(str(said.info.get("disaggregation_mode")), declared.role),
@@ -47,17 +52,17 @@ def filled(declared: WorkerUp, said: Answers) -> WorkerUp:
         adapters=others,
         bootstrap_port=declared.bootstrap_port
         or _count(said.info, "disaggregation_bootstrap_port"),
-        events=events,
-        replay=replay,
-        block_size=declared.block_size
-        or _count(_object(said.info.get("kv_events")), "block_size")
-        or _count(said.info, "page_size"),
+        events=found.events,
+        replay=found.replay,
+        block_size=_block_size(declared, said, page, before),
         dp_size=dp_size,
         max_tokens=declared.max_tokens or _longest(said),
         tokenizer=declared.tokenizer or ("builtin" if own else ""),
-        generation=Generation(str(generation)) if generation else declared.generation,
+        generation=_generation(own, page, before) or declared.generation,
         event_form=str(own.get("event_form") or declared.event_form),
         shape=_shape(said.info, dp_size),
+        topic=declared.topic or found.topic,
+        asleep=page.asleep if page else before is not None and before.asleep,
     )
 
 
@@ -67,50 +72,41 @@ def family(declared: WorkerUp, said: Answers) -> str:
         return declared.engine
     if "disaggregation_mode" in said.info or "tp_size" in said.info:
         return "sglang"
+    if "vllm_config" in said.info:  # vLLM in its developers' mode
+        return "vllm"
     return "vllm" if said.models and not said.info else declared.engine
 
 
-def dial(endpoint: str, host: str) -> str:
-    """An endpoint others can reach: a wildcard becomes the worker's host, IPv6 gets brackets.
-
-    tcp://*:5557, 10.0.0.7 -> tcp://10.0.0.7:5557
-    """
-    scheme, _, rest = endpoint.partition("://")
-    if scheme != "tcp":
-        return endpoint
-    name, _, port = rest.rpartition(":")
-    bare = host if name in WILDCARDS else name.strip("[]")
-    return f"tcp://[{bare}]:{port}" if ":" in bare else f"tcp://{bare}:{port}"
-
-
-def _endpoints(
-    declared: WorkerUp, said: Answers, dp_size: int
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Event and replay endpoints, one per dp rank; declared ones win."""
-    if declared.events:
-        return declared.events, declared.replay
-    host = urlsplit(declared.url).hostname or ""
-    told = _object(said.info.get("kv_events"))
-    if told and told.get("publisher") != "null":
-        at, first = str(told.get("endpoint_host") or "*"), _count(told, "endpoint_port_base")
-        again = _count(told, "replay_endpoint_port_base")
-        return _ports(at, host, first, dp_size), _ports(at, host, again, dp_size)
-    ranks = [_object(said.sources.get(str(rank))) for rank in range(dp_size)]
-    if not all(rank.get("enable_kv_cache_events") and rank.get("endpoint") for rank in ranks):
-        return (), ()
-    events = tuple(dial(str(rank["endpoint"]), host) for rank in ranks)
-    replay = tuple(dial(str(rank["replay_endpoint"]), host) for rank in ranks if _replays(rank))
-    return events, replay if len(replay) == len(events) else ()
+def _generation(own: Facts, page: Page | None, before: WorkerUp | None) -> Generation | None:
+    """As the engine tells it, else the start of its process. It only ever goes forward: of two
+    processes behind one door the younger counts, so answers that alternate are no restarts."""
+    if told := own.get("generation"):
+        return Generation(str(told))
+    known = before.generation if before else None
+    if page is None or page.started is None:
+        return known
+    ours = known is not None and known.startswith(_STARTED)
+    if known and ours and page.started < int(known.removeprefix(_STARTED)) + _JITTER_S:
+        return known
+    return Generation(f"{_STARTED}{page.started}")
 
 
-def _replays(rank: Facts) -> bool:
-    return bool(rank.get("replay_endpoint"))
+def _block_size(
+    declared: WorkerUp, said: Answers, page: Page | None, before: WorkerUp | None
+) -> int | None:
+    told = _count(_object(said.info.get("kv_events")), "block_size")
+    size = declared.block_size or told or _count(said.info, "page_size")
+    if size is not None or page is not None:
+        return size or (page.block_size if page else None)
+    return before.block_size if before else None
 
 
-def _ports(at: str, host: str, first: int | None, dp_size: int) -> tuple[str, ...]:
-    if first is None:
-        return ()
-    return tuple(dial(f"tcp://{at}:{first + rank}", host) for rank in range(dp_size))
+def _ranks(sources: Facts) -> int:
+    """Data-parallel ranks that a vLLM engine names: 0, 1, ... without a hole."""
+    count = 0
+    while count < 1024 and isinstance(sources.get(str(count)), Mapping):
+        count += 1
+    return count
 
 
 def _models(declared: WorkerUp, said: Answers) -> tuple[str, tuple[str, ...]]:

@@ -5,6 +5,7 @@ what the answers mean. Open it to change which routes are asked.
 
     /health   (SGLang: /ready first, its /health runs a request)      only 200 is alive
     /server_info -> /get_server_info    /v1/models    /kv_event_sources (vLLM)
+    /metrics    of engines that do not tell their generation
 """
 
 from __future__ import annotations
@@ -42,11 +43,15 @@ class Probed:
 
 
 async def probe(
-    session: aiohttp.ClientSession, declared: WorkerUp, settings: ProbeSettings | None = None
+    session: aiohttp.ClientSession,
+    declared: WorkerUp,
+    settings: ProbeSettings | None = None,
+    before: WorkerUp | None = None,
 ) -> Probed:
     """The declared worker filled from the engine. Raises ProbeFailed where it does not live.
 
-    An engine that lives but keeps silent about itself is usable as declared (FR-RT-31).
+    An engine that lives but keeps silent about itself is usable as declared (FR-RT-31). `before` is
+    what was learnt last time: what its metrics said stays while they do not come.
     """
     settings = settings or ProbeSettings()
     await alive(session, declared, settings)
@@ -55,13 +60,22 @@ async def probe(
             _info(session, declared.url, settings),
             _facts(session, declared.url + "/v1/models", settings),
         )
-        said = Answers(info, models, {})
-        if family(declared, said) == "vllm":
-            sources = await _facts(session, declared.url + "/kv_event_sources", settings)
-            said = Answers(info, models, sources)
+        vllm = family(declared, Answers(info, models, {})) == "vllm"
+        sources, metrics = await asyncio.gather(
+            _facts(session, declared.url + "/kv_event_sources", settings) if vllm else _nothing(),
+            _page(session, declared.url + "/metrics", settings) if "kvplane" not in info else _no(),
+        )
     except ProbeFailed:
         return Probed(declared, pending=True)
-    return Probed(filled(declared, said))
+    return Probed(filled(declared, Answers(info, models, sources, metrics), before))
+
+
+async def _nothing() -> Facts:
+    return {}
+
+
+async def _no() -> None:
+    return None
 
 
 async def alive(session: aiohttp.ClientSession, worker: WorkerUp, settings: ProbeSettings) -> None:
@@ -95,6 +109,15 @@ async def _facts(session: aiohttp.ClientSession, url: str, settings: ProbeSettin
     except (msgspec.DecodeError, RecursionError) as error:
         raise ProbeFailed(f"GET {url}: no valid JSON: {error}") from error
     return found if isinstance(found, dict) else {}
+
+
+async def _page(session: aiohttp.ClientSession, url: str, settings: ProbeSettings) -> str | None:
+    """A page of text; None where it does not come: nobody is down for want of metrics."""
+    try:
+        status, body = await _get(session, url, settings)
+    except ProbeFailed:
+        return None
+    return body.decode("utf-8", "replace") if status == 200 else None
 
 
 async def _get(

@@ -20,7 +20,7 @@ from kvplane.runtime import Clock, backoff, cancel, supervise
 from kvplane.vocabulary import Pod, WorkerUp
 
 from ..settings import ProbeSettings
-from .base import OnDown, OnHealth, OnUp, Waiting, tell
+from .base import OnDown, OnHealth, OnUp, Waiting, another_life, tell
 from .probe import Probed, ProbeFailed, alive, probe
 
 log = logging.getLogger(__name__)
@@ -129,11 +129,12 @@ class Static:
 
     async def _probe(self, declared: WorkerUp) -> Probed:
         async with self._together:
-            return await probe(self._session, declared, self._settings)
+            before = self._up.get(declared.pod)
+            return await probe(self._session, declared, self._settings, before)
 
     async def _tell_up(self, worker: WorkerUp) -> None:
         before = self._up.get(worker.pod)
-        if before is not None and before.generation != worker.generation:
+        if before is not None and another_life(before, worker):
             log.info("worker restarted pod=%s action=down-and-up", worker.pod)
             await self._tell_down(worker.pod)
         self._up[worker.pod] = worker

@@ -19,7 +19,7 @@ ENGINES = ("kvplane", "sglang", "vllm")
 FIELDS = frozenset(
     {
         "url", "role", "engine", "bootstrap_port", "events", "replay", "model", "block_size",
-        "tokenizer", "name", "dp_size", "bootstrap_host",
+        "tokenizer", "name", "dp_size", "bootstrap_host", "topic", "event_form",
     }
 )  # fmt: skip
 
@@ -82,7 +82,18 @@ def worker_from_table(table: Mapping[str, Any]) -> WorkerUp:
         block_size=None if size is None else _count("block_size", size),
         dp_size=dp_size,
         tokenizer=_text("tokenizer", table.get("tokenizer", "")),
+        topic=_text("topic", table.get("topic", "")),
+        event_form=_form(table.get("event_form", "")),
     )
+
+
+def _form(value: object) -> str:
+    """Another dialect of events than the engine's own, by name."""
+    if not value:
+        return ""
+    from kvplane.events import DIALECTS  # few name it: start without
+
+    return _choice("event_form", value, tuple(DIALECTS))
 
 
 def _bootstrap(table: Mapping[str, Any]) -> tuple[str | None, int | None]:

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplane.router.discovery.facts import Answers, dial, filled
+from kvplane.router.discovery.facts import Answers, filled
+from kvplane.router.discovery.publishers import dial
 from kvplane.vocabulary import Pod, Role, Shape, WorkerUp
 
 DECLARED = WorkerUp(Pod("p1"), "http://10.0.0.7:30000", Role.PREFILL)
