@@ -22,6 +22,7 @@ from .metrics import IndexMetrics, ViewCollector
 from .ranking import Held, rank
 from .settings import IndexSettings
 from .stores import STORES, MemoryStore
+from .stores.address import parse as redis_address
 from .stores.base import (
     TIERS,
     Applied,
@@ -88,6 +89,7 @@ __all__ = [
     "index_app",
     "pack",
     "rank",
+    "redis_address",
     "rule_key",
     "seed",
     "to_hex",

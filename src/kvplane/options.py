@@ -115,15 +115,10 @@ def address(value: str) -> str:
 
 
 def redis_url(value: str) -> str:
-    """A Redis URL whose port and database are numbers."""
-    wrong = ValueError("must be like redis://host:6379/0, rediss://… or unix:///path")
-    scheme, host, path = _parts(value, wrong)
-    where = host if scheme != "unix" else path
-    number = path.strip("/") if scheme != "unix" else ""
-    if scheme not in ("redis", "rediss", "unix") or not where:
-        raise wrong
-    if number and not number.isdecimal():
-        raise wrong
+    """A URL of one Redis, of sentinels or of a cluster."""
+    from kvplane.index import redis_address  # late: only who names a Redis waits for it
+
+    redis_address(value)
     return value
 
 
@@ -154,7 +149,13 @@ POLICIES = (
 BACKENDS = ("tcp", "mooncake", "nixl", "fake", "mori", "ascend")  # the engine says which can run
 
 HOST = Key("host", address, "127.0.0.1", "address to listen on")
-REDIS = Key("redis", redis_url, None, "the shared index; without it the index is in memory")
+REDIS = Key(
+    "redis",
+    redis_url,
+    None,
+    "the shared index: redis:// rediss:// unix:// redis+sentinel:// redis+cluster://; without it "
+    "the index is in memory",
+)
 NEEDED_REDIS = Key("redis", redis_url, None, "the shared index, redis://host:6379/0; needed")
 PREFIX = Key("redis_prefix", text, "kvplane", "start of every Redis key")
 SHARDS = Key(

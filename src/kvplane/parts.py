@@ -69,11 +69,12 @@ class Hall:
             self._gateway.fleet.mark_health(pod, well, self._clock.now(), reason)
 
 
-def store_of(told: Settings, clock: Clock) -> Store:
+def store_of(told: Settings, clock: Clock, writes: bool) -> Store:
     """Redis where it is named, else this process's memory."""
     if told.values.get("redis") is None:
         return MemoryStore(clock)
-    return RedisStore(told["redis"], told["redis_prefix"], told.values.get("shards"))
+    shards = told.values.get("shards")
+    return RedisStore(told["redis"], told["redis_prefix"], shards, writes=writes)
 
 
 def router_settings(told: Settings) -> RouterSettings:

@@ -63,7 +63,7 @@ class GatewayPlane(Composite):
         """Store, view, gateway, then the engines, then the door."""
         settings, store, view = (
             router_settings(self._told),
-            store_of(self._told, self._clock),
+            store_of(self._told, self._clock, writes=False),
             View(),
         )
         self.closing(store)
@@ -151,7 +151,8 @@ class IndexPlane(Composite):
     async def build(self) -> None:
         """Store, view, then the door."""
         told, clock, registry = self._told, SystemClock(), new_registry()
-        store, view, metrics = store_of(told, clock), View(), IndexMetrics(registry)
+        store, view = store_of(told, clock, writes=False), View()
+        metrics = IndexMetrics(registry)
         self.closing(store)
         await _look_at(store)
         follower = Follower(store, view, clock, metrics)
@@ -182,7 +183,7 @@ class IngestPlane(Composite):
     async def build(self) -> None:
         """Store, subscriptions, then the engines."""
         told, clock, registry = self._told, SystemClock(), new_registry()
-        store = store_of(told, clock)
+        store = store_of(told, clock, writes=True)
         self.closing(store)
         await _look_at(store)
         subscriptions = Subscriptions(store, clock, EventsMetrics(registry))
@@ -204,9 +205,10 @@ class IngestPlane(Composite):
 
 
 async def _look_at(store: Store) -> None:
-    """A store that is down may come back; one that was made otherwise ends the process: raises."""
+    """A store that is down may come back; one that is unfit, or was made otherwise, ends the
+    process: raises."""
     try:
-        await store.head()
+        await store.fit()
     except StoreDown as error:
         log.warning("store down why=%s action=go on, try again", error)
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,7 +26,8 @@ class BadSetting(ValueError):
     """A value nobody can use. Names the key, where it came from, the value and what is right."""
 
     def __init__(self, key: str, source: str, value: object, want: str) -> None:
-        super().__init__(f"{key} = {value!r} ({source}): {want}")
+        shown = re.sub("://.*@", "://***@", repr(value))  # a login is nobody else's business
+        super().__init__(f"{key} = {shown} ({source}): {want}")
 
 
 @dataclass(frozen=True, slots=True)
