@@ -215,9 +215,9 @@ class ClosedLoop:
 
     def _unheard(self, worker: Worker) -> bool:
         """Could nobody have brought us a batch? No fault of the engine: the store is away, or no
-        ingest lives, and its word has no author."""
-        known = self._view.known(worker)
-        orphaned = known is None or (known.state is Knowledge.DARK and not known.by)
+        ingest lives that follows it."""
+        known, living = self._view.known(worker), self._view.living
+        orphaned = known is None or (living is not None and known.by not in living)
         return orphaned or self._store_down_s() > 0
 
     def _found(self, worker: Worker, watched: Watched, now: float) -> Verdict | None:

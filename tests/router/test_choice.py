@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -39,6 +40,7 @@ class House:
         self.view, self.fleet = View(), Fleet()
         self.breakers = Breakers(BreakerSettings(faults=1))
         self.blind = ""
+        self.doubts: dict[Worker, tuple[Knowledge, str]] = {}
         self.differences: tuple[str, ...] = ()
         for name in ("p1", "p2"):
             self.up(name, Role.PREFILL, **facts)
@@ -51,6 +53,7 @@ class House:
             lambda one, other: self.differences,
             lambda: 0.5,
             lambda: self.blind,
+            self.doubts.get,
         )
 
     def up(self, name: str, role: Role, **facts: Any) -> None:
@@ -136,6 +139,75 @@ def test_the_gateways_own_checks_can_only_make_it_worse() -> None:
     dark = house.choose(prompt=Prompt(None, "slow"))
     assert (dark.knowledge, dark.reason) == (Knowledge.DARK, "tokenising took too long")
     assert dark.depth.blocks == 0
+
+
+def test_a_worker_that_drifts_is_partly_believed_and_its_depth_still_counts() -> None:
+    house = House()
+    house.store(P1, 2)
+    house.store(P2, 5)
+    house.doubts[P2] = (Knowledge.PARTIAL, "salt: ...")
+    choice = house.choose()
+    assert (choice.knowledge, choice.reason) == (Knowledge.PARTIAL, "salt: ...")
+    assert (choice.holder.worker, choice.depth.blocks) == (P2, 5)
+    assert choice.foretold is not None and choice.foretold.exact  # or it could never end
+
+
+def test_a_worker_whose_stream_is_silent_is_chosen_by_load_alone() -> None:
+    house = House()
+    house.store(P1, 2)
+    house.store(P2, 6)
+    house.doubts[P2] = (Knowledge.DARK, "stream silent: ...")
+    assert house.choose().holder.worker == P1
+    house.fleet.book(P1, 1000)
+    choice = house.choose()
+    assert (choice.holder.worker, choice.knowledge) == (P2, Knowledge.DARK)
+    assert (choice.depth.blocks, choice.depth.asked, choice.depth.predicted) == (0, 6, 0)
+    assert choice.foretold is not None and not choice.foretold.exact
+    house.doubts.clear()
+    assert house.choose().depth.blocks == 6
+
+
+@pytest.mark.parametrize("told", [Knowledge.EXACT, Knowledge.PARTIAL, Knowledge.DARK])
+@pytest.mark.parametrize("doubt", [Knowledge.PARTIAL, Knowledge.DARK])
+def test_the_worse_of_ingests_word_and_our_own_is_shown(told: Knowledge, doubt: Knowledge) -> None:
+    house = House()
+    house.store(P1, 6)
+    house.view.apply(Known(P1, Epoch(1), told, "theirs", 0.0))
+    house.doubts[P1] = (doubt, "ours")
+    order = list(Knowledge)
+    choice = house.choose(without=(P2,))
+    assert choice.knowledge is max(told, doubt, key=order.index)
+    assert choice.reason == ("theirs" if order.index(told) > order.index(doubt) else "ours")
+
+
+def test_a_choice_keeps_what_was_foretold() -> None:
+    house = House()
+    house.store(P1, 6)
+    house.store(P2, 2)
+    house.view.note(P1, Epoch(1), 9, 0.0)
+    told = house.choose().foretold
+    assert told is not None
+    assert (told.worker, told.epoch, told.last, told.exact) == (P1, Epoch(1), 9, True)
+    assert (told.predicted, told.most, told.tokens) == (96, 96, 100)
+    assert told.depths[P2].predicted == 32
+    assert told.now(house.view) == {P1: 96, P2: 32}
+
+
+@pytest.mark.parametrize(
+    ("body", "prompt", "facts"),
+    [
+        ({"sampling_params": {"n": 2}}, Prompt((TOKENS,)), {}),
+        ({}, Prompt((TOKENS,) * 65), {}),
+        ({}, Prompt(None, "slow"), {}),
+        ({}, Prompt((TOKENS,)), {"events": ()}),
+    ],
+)
+def test_what_cannot_be_compared_is_not_kept(
+    body: dict[str, Any], prompt: Prompt, facts: dict[str, Any]
+) -> None:
+    house = House(**facts)
+    ask = parse("/generate", json.dumps({"text": "x", **body}).encode(), "id")
+    assert house.chooser.choose(ask, prompt, 0.0).foretold is None
 
 
 def test_no_events_are_off_and_an_unheard_worker_is_dark() -> None:

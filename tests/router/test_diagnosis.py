@@ -9,9 +9,11 @@ import pytest
 from kvplane.router.breaker import Breakers, Outcome
 from kvplane.router.diagnosis import STAGES, report, room
 from kvplane.router.discovery import Waiting
+from kvplane.router.drift import Compared
 from kvplane.router.fleet import Fleet
 from kvplane.router.settings import BreakerSettings
 from kvplane.router.target import Lost
+from kvplane.router.verdicts import drifted, silent
 from kvplane.vocabulary import Epoch, Knowledge, Known, Pod, Role, Stage, Worker, WorkerUp
 
 P1, D1 = Worker(Pod("p1")), Worker(Pod("d1"))
@@ -102,6 +104,24 @@ def test_a_drained_worker_is_the_operators_doing_and_its_side_is_missing() -> No
 )
 def test_a_stream_that_cannot_be_believed_is_named(known: Any, sentence: str) -> None:
     assert told(plane(), known) == [(sentence, "p1", False)]
+
+
+def test_drift_is_named_with_its_cause_beside_what_ingest_says() -> None:
+    wrong = [Compared(0.0, 96, 0, over=96)]
+    found = told(plane(), drift=lambda worker: drifted(worker, wrong, wrong))
+    assert len(found) == 1
+    sentence, culprit, blocks = found[0]
+    assert sentence.startswith("unknown: index says 96 tokens, p1 found 0")
+    assert (culprit, blocks) == ("p1", False)
+    partial = told(plane(), knows(Knowledge.PARTIAL, "gap"), drift=lambda w: drifted(w, wrong, []))
+    assert [one[0] for one in partial][1] == "knowledge of p1 is partial: gap"
+
+
+def test_a_silent_stream_is_one_finding_whatever_ingest_says() -> None:
+    for state in Knowledge:
+        found = told(plane(), knows(state, "as told"), drift=lambda worker: silent(worker, 100, 9))
+        assert [one[1] for one in found] == ["event stream of p1"]
+        assert "p1 served 100 requests" in found[0][0]
 
 
 def test_a_prefill_without_events_is_named() -> None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 import random
 import time
+from dataclasses import replace
 
 import pytest
 from kit.gatehouse import Gatehouse, gatehouse, worker
@@ -14,7 +15,7 @@ from kit.ports import free_port
 from kit.wait import until
 
 from kvplane.index import chain
-from kvplane.router.settings import BreakerSettings, RetrySettings, RouterSettings
+from kvplane.router.settings import BreakerSettings, DriftSettings, RetrySettings, RouterSettings
 from kvplane.tokens import Tokenizer
 from kvplane.vocabulary import (
     Epoch,
@@ -147,6 +148,47 @@ async def test_a_unified_worker_serves_alone() -> None:
         assert headers["x-kvplane-prefill"] == headers["x-kvplane-decode"] == "u1"
         assert house.count("not_disaggregated_total", reason="unified worker") == 1
         assert "bootstrap_room" not in sent(house.engines["u1"].requests[0])
+
+
+EVENTS = (b'{"choices":[]}', json.dumps(USED).encode(), b"[DONE]")
+LINES = [b"data: " + event + b"\n\n" for event in EVENTS]
+STREAMED = SSE + b"".join(b"%x\r\n%s\r\n" % (len(one), one) for one in LINES) + b"0\r\n\r\n"
+
+
+@pytest.mark.parametrize("reply", [answer(json.dumps(USED).encode()), STREAMED])
+async def test_a_unified_worker_tells_its_cached_tokens_itself(reply: bytes) -> None:
+    facts = {"u1": {"events": ("tcp://x:1",)}}
+    async with gatehouse({"u1": replies(reply)}, KNOWING, facts=facts) as house:
+        teach(house, "u1", 3)
+        status, body, headers = await house.post("/v1/chat/completions", CHAT)
+        assert status == 200 and b"cached_tokens" in body
+        await until(lambda: house.idle)
+        _, request = await house.get(f"/requests/{headers['x-request-id']}")
+        told = request["attempts"][0]["cached_tokens"]
+        assert told == {"predicted": 48, "actual": 48}
+        assert house.count("comparisons_total", worker="u1", outcome="equal") == 1
+
+
+async def test_a_worker_that_never_holds_what_was_foretold_is_doubted_and_served() -> None:
+    facts = {"p1": {"events": ("tcp://x:1",)}}
+    settings = replace(KNOWING, drift=DriftSettings(settle_s=0.01, tick_s=0.01))
+    async with gatehouse({"p1": PREFILLED, "d1": DECODED}, settings, facts=facts) as house:
+        teach(house, "p1", 6)
+        for _ in range(6):
+            status, _, headers = await house.post("/v1/chat/completions", CHAT)
+            assert (status, headers["x-kvplane-knowledge"]) == (200, "exact")
+        await until(lambda: house.gateway.loop.verdict(Worker(Pod("p1"))), what="an alarm")
+        assert house.count("comparisons_total", worker="p1", outcome="over") >= 5
+        assert house.count("prediction_error_ratio", worker="p1") == 0.5
+        assert house.count("drift", worker="p1", cause="unknown") == 1
+        status, _, headers = await house.post("/v1/chat/completions", CHAT)
+        assert (status, headers["x-kvplane-knowledge"]) == (200, "partial")
+        assert "index says 96 tokens, p1 found 48" in headers["x-kvplane-reason"]
+        _, found = await house.get("/diagnosis")
+        assert [one["culprit"] for one in found["findings"]] == ["p1"]
+        house.gateway.forget(Pod("p1"))
+        _, _, headers = await house.post("/v1/chat/completions", CHAT)
+        assert headers["x-kvplane-knowledge"] == "exact"
 
 
 async def test_a_stream_reaches_the_client_event_by_event() -> None:

@@ -10,6 +10,8 @@ from kvplane.router.breaker import Breakers, Outcome
 from kvplane.router.fleet import Fleet
 from kvplane.router.metrics import RouterMetrics
 from kvplane.router.settings import BreakerSettings
+from kvplane.router.suspicions import Cause
+from kvplane.router.verdicts import silent
 from kvplane.vocabulary import Pod, Role, Worker, WorkerUp
 
 P1 = Worker(Pod("p1"))
@@ -45,6 +47,20 @@ def test_load_health_circuits_and_rooms_are_read_at_each_scrape() -> None:
     assert second["kvplane_router_circuit_state['open', 'p1']"] == 1
     now[0] = 10.0
     assert samples(metrics.registry)["kvplane_router_circuit_state['p1', 'probing']"] == 1
+
+
+def test_drift_is_read_at_each_scrape() -> None:
+    metrics = RouterMetrics(CollectorRegistry())
+    verdicts = {P1: silent(P1, 100, 9.0)}
+    metrics.watch_drift(lambda: {P1: (0.5, 0.25)}, verdicts.get)
+    first = samples(metrics.registry)
+    assert first["kvplane_router_prediction_error_ratio['p1']"] == 0.75
+    assert first["kvplane_router_prediction_error_kind_ratio['over', 'p1']"] == 0.5
+    assert first["kvplane_router_prediction_error_kind_ratio['p1', 'under']"] == 0.25
+    causes = {cause: first[f"kvplane_router_drift{sorted([str(cause), 'p1'])}"] for cause in Cause}
+    assert causes == {cause: float(cause is Cause.SILENT) for cause in Cause}
+    verdicts.clear()
+    assert samples(metrics.registry)["kvplane_router_drift['p1', 'stream silent']"] == 0
 
 
 def test_every_name_is_of_this_package_and_ends_in_its_unit() -> None:

@@ -41,6 +41,14 @@ def test_a_long_stream_keeps_its_end() -> None:
     assert len(usage._data) <= MOST_BYTES
 
 
+def test_the_last_event_that_says_a_number_counts() -> None:
+    usage = Usage()
+    for count in range(100):
+        usage.feed(b"data: " + NATIVE % count + b"\n\n")
+    usage.feed(b'data: {"meta_info":{"cached_tokens":null}}\n\ndata: {"cached_tokens":\n\n')
+    assert usage.cached_tokens() == 99
+
+
 def test_an_error_event_is_told() -> None:
     usage = Usage()
     usage.feed(b'data: {"error":{"message":"gone","stage":"verify"}}\n\n')
