@@ -45,3 +45,9 @@ def places_of(up: WorkerUp) -> tuple[Place, ...]:
 def alike(old: WorkerUp, new: WorkerUp) -> bool:
     """Nothing changed that matters for events."""
     return all(getattr(old, name) == getattr(new, name) for name in MATTERS)
+
+
+def another_life(old: WorkerUp, new: WorkerUp) -> bool:
+    """Another process than before. A generation that is told for the first time is news of the life
+    that we follow, and one that is not told any more is no news."""
+    return None not in (old.generation, new.generation) and old.generation != new.generation

@@ -20,7 +20,7 @@ from kvplane.runtime import Clock, backoff, cancel, supervise
 from kvplane.vocabulary import Epoch, Knowledge, Pod, Worker, WorkerUp
 
 from .metrics import EventsMetrics
-from .places import Place, alike, places_of
+from .places import Place, alike, another_life, places_of
 from .settings import EventsSettings
 from .sockets import roomy
 from .states import State
@@ -132,7 +132,7 @@ class Subscriptions:
                 return
             await cancel(self._forgetting.pop(worker.pod, None))
             if before is not None:
-                await self._leave(worker.pod, forget=before[0].generation != worker.generation)
+                await self._leave(worker.pod, forget=another_life(before[0], worker))
             try:
                 places = places_of(worker)
             except ValueError as error:

@@ -110,6 +110,17 @@ async def test_another_generation_is_another_life() -> None:
         assert await rows(store) == 2
 
 
+async def test_a_generation_that_is_told_late_or_no_more_is_no_other_life() -> None:
+    async with Publisher() as one, subscriptions() as (following, store):
+        await one.publish(batch(1), live=False)
+        for generation in (None, Generation("a"), None):
+            await following.up(up(one, generation=generation))
+            await until(lambda: following.following()[0].sequence == 0, 5)
+            position = await store.position(Worker(POD))
+            assert position is not None and position.epoch == 1
+            assert await rows(store) == 1
+
+
 async def test_a_pod_that_moved_is_followed_at_its_new_address() -> None:
     async with Publisher() as one, Publisher() as other, subscriptions() as (following, _):
         await following.up(up(one))
