@@ -7,14 +7,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplane.index import Row
+from kvplane.index import Note, Row, Value, group_key, group_of, rule_key
 from kvplane.index.stores import codec
+from kvplane.index.stores.rows import decode, encode
 from kvplane.vocabulary import (
     BlockHash,
     Change,
     Cleared,
     ClearReason,
     Epoch,
+    Group,
+    GroupKind,
     Knowledge,
     Known,
     Pod,
@@ -28,6 +31,8 @@ A, ONE = Worker(Pod("a"), 2), Epoch(1)
 hashes = st.integers(0, 2**64 - 1).map(BlockHash)
 blocks = st.lists(hashes, max_size=5).map(tuple)
 tiers = st.sampled_from(Tier)
+sizes = st.integers(0, 2**32 - 1)
+groups = st.builds(Group, st.integers(0, 65535), st.sampled_from(GroupKind), sizes, sizes)
 changes: st.SearchStrategy[Change] = st.one_of(
     st.builds(
         Stored,
@@ -37,8 +42,9 @@ changes: st.SearchStrategy[Change] = st.one_of(
         st.none() | hashes,
         blocks,
         st.integers(1, 2**32 - 1),
+        st.none() | groups,
     ),
-    st.builds(Removed, st.just(A), st.just(ONE), tiers, blocks),
+    st.builds(Removed, st.just(A), st.just(ONE), tiers, blocks, st.none() | st.integers(0, 65535)),
     st.builds(Cleared, st.just(A), st.just(ONE), st.sampled_from(ClearReason), st.none() | tiers),
     st.builds(
         Known,
@@ -47,6 +53,7 @@ changes: st.SearchStrategy[Change] = st.one_of(
         st.sampled_from(Knowledge),
         st.text(),
         st.floats(0, 1e12),
+        st.text(),
     ),
 )
 
@@ -75,23 +82,46 @@ def test_what_is_no_list_of_changes_is_a_value_error(wrong: bytes) -> None:
         codec.decode(wrong, A, ONE)
 
 
-@given(
-    hashes, st.none() | hashes, st.tuples(*[st.integers(0, 65535)] * 4), st.integers(1, 2**32 - 1)
+rows = st.builds(
+    Row,
+    hashes,
+    st.none() | hashes,
+    st.tuples(*[st.integers(0, 65535)] * 4),
+    st.integers(1, 2**32 - 1),
+    st.integers(0, 3),
 )
-def test_rows_come_back(
-    block: BlockHash, parent: BlockHash | None, copies: tuple[int, int, int, int], size: int
-) -> None:
-    row = Row(block, parent, copies, size)
-    assert Row.decode(row.encode()) == row and len(row.encode()) == 29
+values: st.SearchStrategy[Value] = rows | groups | st.builds(Note, st.binary(max_size=40))
 
 
-def test_a_row_of_another_version_or_length_is_a_value_error() -> None:
-    good = Row(BlockHash(1), None, (1, 0, 0, 0), 16).encode()
-    for wrong in (b"", good[:-1], good + b"x", b"\x02" + good[1:]):
-        with pytest.raises(ValueError, match="row"):
-            Row.decode(wrong)
+@given(values)
+def test_values_of_a_table_come_back(value: Value) -> None:
+    assert decode(encode(value)) == value
+
+
+@given(rows)
+def test_a_row_on_the_gpu_alone_is_short(row: Row) -> None:
+    short = row.copies[0] < 256 and not any(row.copies[1:]) and row.block_size < 65536
+    assert len(encode(row)) == (20 if short else 29)
+
+
+def test_a_value_of_another_kind_or_length_is_a_value_error() -> None:
+    for value in (
+        Row(BlockHash(1), None, (1, 0, 0, 0), 16),
+        Row(BlockHash(1), None, (1, 1, 0, 0), 16),
+    ):
+        good = encode(value)
+        for wrong in (b"", good[:-1], good + b"x", b"\x02" + good[1:]):
+            with pytest.raises(ValueError, match="table value"):
+                decode(wrong)
 
 
 def test_more_copies_than_fit_are_kept_as_too_few() -> None:
     row = Row(BlockHash(1), None, (70_000, 0, 0, 1), 16)
-    assert Row.decode(row.encode()).copies == (65_535, 0, 0, 1)
+    assert decode(encode(row)) == Row(BlockHash(1), None, (65_535, 0, 0, 1), 16)
+
+
+def test_keys_of_groups_tell_their_group() -> None:
+    assert group_of(group_key(None, b"s" + b"g\0\1")) is None
+    assert (
+        group_of(group_key(7, b"u12345678")) == 7 and group_key(7, b"x")[0] == rule_key(7)[0] + 32
+    )
