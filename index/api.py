@@ -4,25 +4,28 @@ Door: bodies and paths become our nouns, our errors become OpenAI-shaped answers
 answers.py writes. GET /changes is events/api.py. Open it to add a route.
 
     POST /rank    GET /workers    GET /workers/{id}    GET /blocks/{hash}    GET /stats
-    GET /snapshot?worker=    (JSON lines, or msgpack objects one after the other)
+    GET /snapshot?worker=    (snapshots.py)
+
+A salt keeps tenants apart and may be a secret: no answer, log or metric shows it in clear.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import msgspec
 from fastapi import FastAPI, Request
 from starlette.exceptions import HTTPException
-from starlette.responses import Response, StreamingResponse
+from starlette.responses import Response
 
 from kvplane.runtime import Clock, SystemClock
 from kvplane.vocabulary import PrefixChain, Worker, WorkerUp
 
-from . import answers, question
+from . import answers, question, snapshots
 from .errors import BadValue
 from .follower import Follower
 from .hashing import from_hex
@@ -33,7 +36,7 @@ from .view import View
 Tokenize = Callable[[Mapping[str, Any]], Awaitable[Sequence[int]]]
 
 IN_THREAD_BYTES = 256 * 1024  # larger bodies are read off the event loop
-JSON, LINES, MSGPACK = "application/json", "application/x-ndjson", "application/msgpack"
+HIDDEN = ("body", "salt")  # what was wrong there is not shown: it may hold a salt
 
 
 class Refusal(Exception):
@@ -60,6 +63,7 @@ class _Routes:
         self._view, self._follower, self._tokenize = view, follower, tokenize
         self._fleet, self._metrics = fleet, metrics
         self._settings, self._clock = settings, clock
+        self._sending = 0  # snapshots on their way
 
     async def rank(self, request: Request) -> Response:
         """Who holds how much of this prompt, deepest first."""
@@ -70,6 +74,7 @@ class _Routes:
         if asked.text is not None:
             asked = replace(asked, tokens=tuple(await self._tokens(asked.text)))
         fleet, begun = self._known_fleet(), self._clock.now()
+        asked = _meant(asked, fleet)
         self._check(asked.workers, fleet)
         chains = await _aside(large, question.chains, asked, self._sizes(fleet))
         answer = self._ranking(chains, asked, fleet)
@@ -81,7 +86,8 @@ class _Routes:
         self, chains: dict[int, PrefixChain], asked: question.Question, fleet: answers.Fleet
     ) -> dict[str, Any]:
         away_s = self._follower.down_s()
-        found = answers.ranking(self._view, fleet, chains, asked.workers, away_s)
+        shown = {size: _masked(chain) for size, chain in chains.items()}
+        found = answers.ranking(self._view, fleet, shown, asked.workers, away_s)
         listed = found.pop("workers")
         return {**found, **self._place(), "workers": listed}
 
@@ -110,16 +116,34 @@ class _Routes:
         return _json({**found, **self._place(), "ready": ready, "store_down_s": round(away_s, 1)})
 
     async def snapshot(self, request: Request) -> Response:
-        """All blocks of one worker, with the cursor they are true at."""
+        """All blocks of one worker, or of all, with the cursor to go on from."""
         self._loaded()
-        if not (name := request.query_params.get("worker")):
-            raise Refusal(400, "invalid_request", "worker: missing, say ?worker=POD", "worker")
-        one = _parse(name, "worker")
-        if self._view.facts(one) is None:
+        packed = snapshots.packed(request.headers.get("accept", ""))
+        name = request.query_params.get("worker")
+        one = _parse(name, "worker") if name else None
+        if one is not None and self._view.facts(one) is None:
             raise Refusal(404, "worker_not_found", f"worker: {one} holds nothing here", "worker")
-        packed = _wants_msgpack(request.headers.get("accept", ""))
-        lines = answers.snapshot(self._view, one, self._follower.cursor, not packed)
-        return StreamingResponse(_encoded(lines, packed), media_type=MSGPACK if packed else LINES)
+        if packed is None:
+            want = f"{snapshots.LINES} or {snapshots.MSGPACK}"
+            raise Refusal(406, "invalid_request", f"accept: must be {want}", "accept")
+        if self._sending >= (most := self._settings.snapshots):
+            raise Refusal(429, "overloaded", f"{most} snapshots are on their way; ask again in 1 s")
+        follower, view = self._follower, self._view
+        pieces = (
+            snapshots.of_all(view, lambda: follower.cursor, packed, self._believed)
+            if one is None
+            else snapshots.of_one(view, one, follower.cursor, packed)
+        )
+        self._sending += 1
+        return snapshots.Sending(pieces, packed, self._sent)
+
+    def _sent(self) -> None:
+        self._sending -= 1
+
+    def _believed(self, one: Worker) -> dict[str, Any]:
+        away_s = self._follower.down_s()
+        state, reason = answers.trust(self._view, self._known_fleet(), one, away_s)
+        return {"knowledge": state, "reason": reason}
 
     def _place(self) -> dict[str, Any]:
         return {"cursor": self._follower.cursor, "lag_ms": round(self._follower.lag_ms(), 1)}
@@ -212,24 +236,32 @@ def _parse(text: str, param: str) -> Worker:
         raise Refusal(400, "invalid_request", str(error), param) from None
 
 
-def _wants_msgpack(accept: str) -> bool:
-    kinds = [kind.partition(";")[0].strip().lower() for kind in accept.split(",") if kind.strip()]
-    for kind in kinds or ["*/*"]:
-        if kind in (MSGPACK, "application/x-msgpack", "application/vnd.msgpack"):
-            return True
-        if kind in ("*/*", "application/*", JSON, LINES, "application/jsonl", "text/plain"):
-            return False
-    raise Refusal(406, "invalid_request", f"accept: must be {LINES} or {MSGPACK}", "accept")
+def _meant(asked: question.Question, fleet: answers.Fleet) -> question.Question:
+    """An adapter may be named as the model, as at the gateway. Refuses a name nobody serves, where
+    everybody says what he serves."""
+    served = {up.model for up in fleet.values()}
+    if asked.hashes is not None or asked.model in served or not served or "" in served:
+        return asked
+    bases = {name: up.model for up in fleet.values() for name in up.adapters}
+    if asked.model in bases:
+        return replace(asked, model=bases[asked.model], adapter=asked.adapter or asked.model)
+    names = ", ".join(sorted({*served, *bases}))
+    message = f"model: {asked.model!r} is not served here; served are {names}"
+    raise Refusal(404, "model_not_found", message, "model")
 
 
-def _encoded(lines: Iterator[Mapping[str, Any]], packed: bool) -> Iterator[bytes]:
-    for line in lines:
-        yield msgspec.msgpack.encode(line) if packed else msgspec.json.encode(line) + b"\n"
+def _masked(chain: PrefixChain) -> PrefixChain:
+    """As it is shown: equal salts look equal, and are not to be read."""
+    space = chain.namespace
+    if not space.salt:
+        return chain
+    digest = hashlib.sha256(space.salt.encode(errors="surrogatepass")).hexdigest()[:8]
+    return replace(chain, namespace=replace(space, salt=f"salt:{digest}"))
 
 
 def _json(body: Any, status: int = 200) -> Response:
-    headers = {"retry-after": "1"} if status == 503 else None
-    return Response(msgspec.json.encode(body), status, headers, JSON)
+    headers = {"retry-after": "1"} if status in (429, 503) else None
+    return Response(msgspec.json.encode(body), status, headers, snapshots.JSON)
 
 
 def _error(status: int, code: str, message: str, param: str | None) -> Response:
@@ -245,7 +277,9 @@ async def _refused(_: Request, error: Exception) -> Response:
 
 async def _bad_value(_: Request, error: Exception) -> Response:
     assert isinstance(error, BadValue), "registered for it"
-    return _error(400, "invalid_request", str(error), error.field)
+    hidden = error.field.partition("[")[0].partition(".")[0] in HIDDEN
+    said = f"{error.field}: must be {error.want}" if hidden else str(error)
+    return _error(400, "invalid_request", said, error.field)
 
 
 async def _no_route(request: Request, error: Exception) -> Response:

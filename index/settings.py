@@ -25,3 +25,4 @@ class IndexSettings:
     scans: int = 4  # tables read at once for a snapshot; more only wait for each other
     most_hashes: int = 100_000  # blocks in one question: 1.6 M tokens, above every model
     body_bytes: int = 32 * 2**20  # longest request body
+    snapshots: int = 8  # GET /snapshot at the same time; each holds the blocks of one worker

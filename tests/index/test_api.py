@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
+import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,11 +14,14 @@ import aiohttp
 import msgspec
 import pytest
 from kit.clock import FakeClock
+from kit.wait import until
+from prometheus_client import CollectorRegistry, generate_latest
 
 from kvplane.doors import Server
 from kvplane.index import (
     Follower,
     IndexClient,
+    IndexMetrics,
     IndexRefused,
     IndexSettings,
     MemoryStore,
@@ -83,13 +89,28 @@ async def tokenize(body: Mapping[str, Any]) -> Sequence[int]:
 
 
 @pytest.fixture
-async def index(clock: FakeClock) -> AsyncIterator[Index]:
+def ups() -> list[WorkerUp]:
+    """Whom discovery sees; a test may change it."""
+    return list(UPS)
+
+
+@pytest.fixture
+def registry() -> CollectorRegistry:
+    return CollectorRegistry()
+
+
+@pytest.fixture
+async def index(
+    clock: FakeClock, ups: list[WorkerUp], registry: CollectorRegistry
+) -> AsyncIterator[Index]:
     view, store = View(), MemoryStore(clock)
-    follower = Follower(store, view, clock)
-    settings = IndexSettings(most_hashes=50, body_bytes=1_000_000)
+    metrics = IndexMetrics(registry)
+    follower = Follower(store, view, clock, metrics)
+    settings = IndexSettings(most_hashes=50, body_bytes=1_000_000, snapshots=2)
     app = index_app(
-        view, follower, fleet=lambda: UPS, tokenize=tokenize, settings=settings, clock=clock
-    )
+        view, follower, fleet=lambda: ups, tokenize=tokenize, metrics=metrics, settings=settings,
+        clock=clock,
+    )  # fmt: skip
     server = Server(app, "127.0.0.1", 0, "index")
     await follower.start()
     await follower.ready.wait()
@@ -209,7 +230,7 @@ HASH = "0123456789abcdef"
         ({"block_hashes": [HASH, HASH[:15]]}, "block_hashes[1]", "16 hex digits"),
         ({"block_hashes": [12]}, "block_hashes[0]", "12 is wrong, must be str"),
         ({"block_hashes": [HASH] * 51}, "block_hashes", "at most 50"),
-        ({**GOOD, "workers": ["a@b"]}, "workers[0]", "pod@rank"),
+        ({**GOOD, "workers": ["a b"]}, "workers[0]", "pod@rank"),
         ({**GOOD, "workers": "a"}, "workers", "array"),
         ({**GOOD, "adapter": 3}, "adapter", "3 is wrong, must be str"),
         ({"model": "m", "prompt": "odd"}, None, "no such text"),
@@ -233,11 +254,12 @@ async def test_unknown_workers_routes_methods_and_sizes_have_their_own_status(
     assert (status, said["error"]["param"]) == (404, "workers[1]")
     for path, expected in (
         ("/workers/nobody", 404),
-        ("/workers/a@b", 400),
+        ("/workers/a@b", 404),
+        ("/workers/a%20b", 400),
         ("/blocks/12", 400),
         ("/nothing", 404),
         ("/rank", 405),
-        ("/snapshot", 400),
+        ("/snapshot?worker=a%20b", 400),
         ("/snapshot?worker=nobody", 404),
     ):
         status, said = await index.get(path)
@@ -313,6 +335,141 @@ async def test_a_snapshot_rebuilds_the_worker_as_lines_and_as_msgpack(index: Ind
 
 def numbers(stretch: dict[str, Any]) -> dict[str, Any]:
     return {**stretch, "blocks": [int(text, 16) for text in stretch["blocks"]]}
+
+
+async def test_a_snapshot_of_all_has_every_worker_and_where_to_go_on(index: Index) -> None:
+    index.tell(stored(A, CHAIN.blocks), stored(B, CHAIN.blocks[:2], tier=Tier.DISK))
+    index.tell(Known(A, Epoch(2), Knowledge.PARTIAL, "gap 3..4 open", 1.0))
+    _, data = await index.raw("/snapshot", "*/*")
+    *lines, end = [json.loads(line) for line in data.splitlines()]
+    held: dict[str, list[dict[str, Any]]] = {}
+    for line in lines:
+        held.setdefault(line.get("worker") or list(held)[-1], []).append(line)
+    assert list(held) == ["[fd00::1]:8000@1", "ns/p:0"]
+    for head, *stretches in held.values():
+        assert head["stretches"] == len(stretches) and head["cursor"] == index.follower.cursor
+    assert [line["blocks"] for line in held["ns/p:0"][1:]] == [[*map(to_hex, CHAIN.blocks)]]
+    assert held["ns/p:0"][0]["knowledge"] == "partial"
+    assert held["ns/p:0"][0]["reason"].startswith("gap 3..4 open")
+    assert end == {"end": True, "cursor": index.follower.cursor, "until": index.follower.cursor}
+    _, packed = await index.raw("/snapshot", "application/msgpack")
+    unpacker = msgpack_lines(packed)
+    assert [line.get("worker") or line.get("end") or line["tier"] for line in unpacker] == [
+        "[fd00::1]:8000@1", "disk", "ns/p:0", "gpu", True,
+    ]  # fmt: skip
+
+
+def msgpack_lines(data: bytes) -> list[dict[str, Any]]:
+    """Objects one after the other."""
+    found = []
+    while data:
+        for end in range(1, len(data) + 1):
+            with contextlib.suppress(msgspec.DecodeError):
+                found.append(msgspec.msgpack.decode(data[:end]))
+                break
+        data = data[end:]
+    return found
+
+
+async def test_snapshots_on_their_way_are_few_and_one_that_is_dropped_makes_room(
+    index: Index,
+) -> None:
+    for worker in range(40):
+        blocks = range(worker << 20, (worker << 20) + 20_000)
+        index.tell(stored(Worker(Pod(f"p{worker}")), blocks))
+    reading = [await index.session.get(index.url + "/snapshot") for _ in range(2)]
+    status, said = await index.get("/snapshot")
+    assert (status, said["error"]["code"]) == (429, "overloaded")
+    for answer in reading:
+        answer.close()
+
+    async def free() -> bool:
+        async with index.session.get(index.url + "/snapshot?worker=p0") as answer:
+            return answer.status == 200 and len((await answer.read()).splitlines()) > 1
+
+    await until(free, what="the place of one that left")
+
+
+@pytest.mark.parametrize(
+    ("asked", "status", "depth"),
+    [
+        ({"model": "qwen/3"}, 200, 6),
+        ({"model": "sql"}, 200, 4),  # an adapter named as the model, as at the gateway
+        ({"model": "sql", "adapter": "sql"}, 200, 4),
+        ({"model": "qwen/3", "adapter": "sql"}, 200, 4),
+        ({"model": "qwen/3", "adapter": "nobody's"}, 200, 0),
+        ({"model": "qwen"}, 404, None),
+        ({"model": "QWEN/3"}, 404, None),
+    ],
+)
+async def test_a_model_that_nobody_serves_is_refused_with_the_names_that_are_served(
+    index: Index, ups: list[WorkerUp], asked: dict[str, str], status: int, depth: int | None
+) -> None:
+    ups[:] = [replace(up, model="qwen/3", adapters=("sql",)) for up in UPS]
+    tuned = chain(TOKENS, Namespace("qwen/3", 16, "sql"))
+    index.tell(stored(A, CHAIN.blocks), stored(A, tuned.blocks[:4]))
+    found, said = await index.rank({**asked, "token_ids": TOKENS})
+    assert found == status, said
+    if status == 200:
+        assert said["workers"][0]["depth_blocks"] == depth
+        return
+    assert (said["error"]["code"], said["error"]["param"]) == ("model_not_found", "model")
+    assert (
+        f"{asked['model']!r} is not served here; served are qwen/3, sql" in said["error"]["message"]
+    )
+
+
+async def test_without_a_fleet_that_names_its_models_any_model_may_be_asked(
+    index: Index, ups: list[WorkerUp]
+) -> None:
+    ups[:] = [replace(UPS[0], model="qwen/3"), UPS[1]]  # one of them does not say
+    assert (await index.rank({**GOOD, "model": "x"}))[0] == 200
+    ups.clear()
+    assert (await index.rank({**GOOD, "model": "x"}))[0] == 200
+    ups[:] = [replace(up, model="qwen/3") for up in UPS]
+    assert (await index.rank({**GOOD, "model": "x"}))[0] == 404
+    assert (await index.rank({"block_hashes": [HASH]}))[0] == 200
+    assert (await index.rank({"block_hashes": [HASH], "model": "x"}))[0] == 200
+
+
+SECRET = "tenant-17-secret"
+
+
+async def test_a_salt_keeps_tenants_apart_and_is_shown_nowhere(
+    index: Index, registry: CollectorRegistry, caplog: pytest.LogCaptureFixture
+) -> None:
+    """FR-EV-14: equal tokens, another salt, other blocks; and no answer, log or metric shows it."""
+    caplog.set_level(logging.DEBUG)
+    salted = chain(TOKENS, replace(SPACE, salt=SECRET))
+    index.tell(stored(A, salted.blocks), stored(B, CHAIN.blocks))
+    heard = []
+
+    async def ask(**more: Any) -> Any:
+        _, said = await index.rank({"model": "qwen/3", "token_ids": TOKENS, **more})
+        heard.append(json.dumps(said))
+        return said
+
+    def holders(said: Any) -> list[str]:
+        return [one["worker"] for one in said["workers"] if one["depth_blocks"]]
+
+    mine = await ask(salt=SECRET)
+    assert holders(mine) == ["ns/p:0"]
+    assert holders(await ask(salt="another")) == []
+    assert holders(await ask()) == ["[fd00::1]:8000@1"]
+    assert re.search(r'"salt:[0-9a-f]{8}"', mine["namespace"])
+    assert mine["namespace"] == (await ask(salt=SECRET))["namespace"]
+    assert mine["namespace"] != (await ask(salt="another"))["namespace"]
+    for wrong in (
+        {"salt": [SECRET]}, {"salt": {"a": SECRET}}, {"model": "nobody", "salt": SECRET},
+        {"salt": SECRET, "token_ids": "x"}, {"salt": SECRET, "workers": ["nobody"]},
+    ):  # fmt: skip
+        await ask(**wrong)
+    broken = json.dumps({"salt": SECRET, "model": "m"}).encode()[:-1]
+    heard.append(json.dumps((await index.rank(broken))[1]))
+    for path in ("/workers", "/stats", "/snapshot", f"/blocks/{to_hex(salted.blocks[0])}"):
+        heard.append((await index.raw(path, "*/*"))[1].decode())
+    heard += [generate_latest(registry).decode(), caplog.text]
+    assert not [text for text in heard if SECRET in text]
 
 
 async def test_an_index_that_is_not_loaded_says_so_instead_of_nothing(clock: FakeClock) -> None:
