@@ -20,6 +20,7 @@ FORMS = (
     "redis://host:6379/0, rediss://… (TLS), unix:///path, redis+sentinel://host,host/master/0 "
     "or redis+cluster://host,host"
 )
+SCHEMES = ("unix", *(f"{s}{k}" for s in ("redis", "rediss") for k in ("", "+sentinel", "+cluster")))
 PATHS = ("ssl_ca_certs", "ssl_ca_path", "ssl_certfile", "ssl_keyfile")
 _TLS, _OF_SENTINEL = (*PATHS, "ssl_check_hostname"), ("sentinel_username", "sentinel_password")
 _PORTS = {"redis": 6379, "unix": 0, "sentinel": 26379, "cluster": 6379}
@@ -49,11 +50,9 @@ def parse(url: str) -> Address:
     """Raises ValueError that says what would be right, and never shows the URL."""
     scheme, colon, rest = url.partition("://")
     base, _, kind = scheme.partition("+")
-    if not colon or base not in ("redis", "rediss", "unix") or (base == "unix" and kind):
+    if not colon or scheme not in SCHEMES:
         raise ValueError(f"must be like {FORMS}")
     kind = "unix" if base == "unix" else kind or "redis"
-    if kind not in _PORTS or scheme.endswith("+"):
-        raise ValueError(f"must be like {FORMS}")
     rest, _, query = rest.partition("?")
     options, tls = dict(parse_qsl(query, keep_blank_values=True)), base == "rediss"
     if kind == "unix":
