@@ -134,7 +134,7 @@ def read_tokens(raw: msgspec.Raw) -> tuple[array[int], bool]:
     """
     if len(raw) > 5 * _TOO_MANY:
         raise ValueError(f"token_ids of {len(raw)} bytes: too many")
-    if raw == _NIL:
+    if len(raw) == 1 and bytes(raw) == _NIL:
         return array("I"), False
     try:
         return array("I", _INTS.decode(raw)), False
