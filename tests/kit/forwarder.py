@@ -16,6 +16,12 @@ class Forwarder:
     port: int = 0
     taken: list[int] = field(default_factory=list)  # the target of each connection, in order
     open: int = 0
+    tasks: set[asyncio.Task[None]] = field(default_factory=set)  # one of each connection
+
+    def cut(self) -> None:
+        """End all connections; new ones are taken."""
+        for task in list(self.tasks):
+            task.cancel()
 
     @property
     def address(self) -> str:
@@ -59,7 +65,7 @@ async def _copy(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
 async def forwarding(target: int) -> AsyncIterator[Forwarder]:
     """A forwarder on a free port of loopback until the block ends."""
     found = Forwarder(target)
-    tasks: set[asyncio.Task[None]] = set()
+    tasks = found.tasks
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
