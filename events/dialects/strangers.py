@@ -33,13 +33,13 @@ class Strangers:
 
     def look(self, frame: Any, raw: msgspec.Raw) -> tuple[str, ...]:
         """Names that are new in this event; almost always none."""
-        medium: str = getattr(frame, "medium", None) or "gpu"
+        medium: str = (getattr(frame, "medium", None) or "gpu")[:_MOST_CHARS]
         strange = medium not in self._media and self._strange(medium)
         shape = type(frame), members(raw)
         self._left -= 1
         if shape in self._shapes and self._left and not strange:
             return ()
-        found = [f"medium:{medium[:_MOST_CHARS]}"] if strange else []
+        found = [f"medium:{medium}"] if strange else []
         if self._left <= 0 or shape not in self._shapes:
             self._left = _AGAIN
             found += _unknown(type(frame), raw)
