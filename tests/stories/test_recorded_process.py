@@ -31,8 +31,9 @@ def command(engine: FakeEngine, publisher: Publisher, redis: str, prefix: str) -
 async def recorded(redis: str, prefix: str) -> AsyncIterator[tuple[Links, Child]]:
     """Links whose ingest is a process of its own."""
     engine = fake_engine(v1__models={"data": [{"id": "m"}]})
-    async with engine as told, Publisher(topic=RUN.topic) as publisher:
+    async with engine as told, Publisher() as publisher:
         worker = Worker(Pod(told.url.removeprefix("http://")))
+        publisher.topic = f"kv@{worker.pod}@m".encode()
         made = Links(publisher, lambda: RedisStore(redis, prefix, None, PROMPT), worker=worker)
         child = command(told, publisher, redis, prefix)
         await child.start()
