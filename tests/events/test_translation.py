@@ -6,9 +6,6 @@ from array import array
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
 from kvplane.events import (
     AllCleared,
     BlocksRemoved,
@@ -18,9 +15,8 @@ from kvplane.events import (
     Translator,
     engine_key,
 )
-from kvplane.index import Row, View, chain
+from kvplane.index import Row, Value, chain
 from kvplane.vocabulary import (
-    BlockHash,
     Cleared,
     ClearReason,
     Epoch,
@@ -39,7 +35,7 @@ BLOCKS = chain(TOKENS, SPACE).blocks
 KEYS = [engine_key(number) for number in (1, 2, 3, 4)]
 
 
-def fresh(copies: bool = True, table: dict[bytes, Row] | None = None) -> Translator:
+def fresh(copies: bool = True, table: dict[bytes, Value] | None = None) -> Translator:
     return Translator(P, Epoch(1), "m", table or {}, copies)
 
 
@@ -71,10 +67,21 @@ def run(translator: Translator, *events: EngineEvent) -> Translation:
     return translator.translate(events)
 
 
+def rows(out: Translation) -> dict[bytes, Value | None]:
+    """Of blocks; the translator's own notes are left out."""
+    return {key: row for key, row in out.rows.items() if key[:1] not in (b"!", b"?")}
+
+
+def copies_of(translator: Translator, at: int) -> tuple[int, ...]:
+    row = translator.table[KEYS[at]]
+    assert isinstance(row, Row)
+    return row.copies
+
+
 def test_a_chain_from_the_root_gets_our_hashes() -> None:
     out = run(fresh(), stored())
     assert out.changes == [told(0, 1, 2, 3)]
-    assert out.rows == {
+    assert rows(out) == {
         key: Row(block, parent, (1, 0, 0, 0), 4)
         for key, block, parent in zip(KEYS, BLOCKS, [None, *BLOCKS], strict=False)
     }
@@ -94,13 +101,7 @@ def test_a_removal_is_understood_after_a_restart_of_ours() -> None:
     again = fresh(table=first.table)
     out = run(again, removed(3), removed(2))
     assert out.changes == [gone(3, 2)]  # neighbours become one
-    assert out.rows == {KEYS[3]: None, KEYS[2]: None}
-
-
-def test_an_orphan_is_left_out_and_counted() -> None:
-    out = run(fresh(), stored(1, 3))
-    assert not out.changes and not out.rows
-    assert out.left_out == {"orphan": 1}
+    assert rows(out) == {KEYS[3]: None, KEYS[2]: None}
 
 
 def test_a_second_copy_outlives_the_removal_of_the_first() -> None:
@@ -122,7 +123,7 @@ def test_a_report_heals_what_we_lack_and_counts_nothing_else() -> None:
     run(translator, stored(0, 2))
     out = run(translator, stored())
     assert out.changes == [told(2, 3, parent=1)]
-    assert translator.table[KEYS[0]].copies == (1, 0, 0, 0)
+    assert copies_of(translator, 0) == (1, 0, 0, 0)
 
 
 def test_a_chain_whose_root_was_lost_is_a_real_store() -> None:
@@ -130,30 +131,32 @@ def test_a_chain_whose_root_was_lost_is_a_real_store() -> None:
     run(translator, stored(), removed(0))
     out = run(translator, stored())
     assert out.changes == [told(0)]
-    assert [translator.table[key].copies[0] for key in KEYS] == [1, 2, 2, 2]
+    assert [copies_of(translator, at)[0] for at in range(4)] == [1, 2, 2, 2]
+
+
+def test_after_a_report_a_store_from_the_root_may_be_another() -> None:
+    """What was taken for a report of one block may have been a copy: then h1 is there still, and
+    the next report is one too, though we think that h1 is gone."""
+    translator = fresh()
+    run(translator, stored(), stored(0, 1), removed(0))
+    run(translator, stored())
+    assert [copies_of(translator, at)[0] for at in range(4)] == [1, 1, 1, 1]
+
+
+def test_a_translator_that_came_late_vouches_for_no_root() -> None:
+    translator = fresh()
+    translator.translate([stored(), removed(0)], sequence=7)
+    translator.translate([stored()], sequence=8)
+    assert copies_of(translator, 3) == (1, 0, 0, 0)
+    translator.translate([AllCleared(), stored(), removed(0)], sequence=9)
+    translator.translate([stored()], sequence=10)  # the cache was empty: all copies were told
+    assert copies_of(translator, 3) == (2, 0, 0, 0)
 
 
 def test_an_engine_without_copies_is_there_or_not() -> None:
     translator = fresh(copies=False)
     run(translator, stored(), stored(3, 4))
     assert run(translator, removed(3)).changes == [gone(3)]
-
-
-def test_tiers_are_held_apart() -> None:
-    translator = fresh()
-    out = run(translator, stored(0, 1), stored(0, 1, tier=Tier.CPU), removed(0))
-    assert out.changes == [told(0), told(0, tier=Tier.CPU), gone(0)]
-    assert translator.table[KEYS[0]].copies == (0, 1, 0, 0)
-    assert run(translator, removed(0, tier=Tier.CPU)).rows == {KEYS[0]: None}
-
-
-def test_a_placeholder_of_a_lower_tier_is_known_by_its_hash() -> None:
-    translator = fresh()
-    run(translator, stored())
-    bare = stored(tokens=array("I"), block_size=0, tier=Tier.CPU)
-    out = run(translator, bare)
-    assert [c.tier for c in out.changes if isinstance(c, Stored)] == [Tier.CPU] * 4
-    assert run(fresh(), bare).left_out == {"placeholder": 4}
 
 
 def test_a_sparse_store_is_never_counted_off() -> None:
@@ -184,45 +187,6 @@ def test_a_removal_in_another_group_leaves_the_block_alone() -> None:
     assert run(again, removed(3, group=1)).changes == [gone(3)]
 
 
-def test_only_one_full_attention_group_is_followed() -> None:
-    full = {"kind": "full_attention"}
-    out = run(fresh(), stored(**full), stored(**full, group=2), removed(3, group=2))
-    assert out.changes == [told(0, 1, 2, 3)] and out.left_out == {"group": 2}
-
-
-def test_salt_and_adapter_make_other_blocks() -> None:
-    spaces = [{}, {"salt": "t1"}, {"adapter": "sql"}, {"adapter_id": 7}]
-    found = []
-    for number, facts in enumerate(spaces):
-        keys = tuple(engine_key(10 * number + at) for at in range(4))
-        (change,) = run(fresh(), stored(hashes=keys, **facts)).changes
-        assert isinstance(change, Stored)
-        found.append(change.blocks)
-    assert found[1] == chain(TOKENS, Namespace("m", 4, "", "t1")).blocks
-    assert found[2] == chain(TOKENS, Namespace("m", 4, "sql")).blocks
-    assert len({block for blocks in found for block in blocks}) == 16
-
-
-def test_numbers_of_adapters_are_not_equated_between_pods() -> None:
-    other = Translator(Worker(Pod("q")), Epoch(1), "m", {})
-    (ours,) = run(fresh(), stored(adapter_id=7)).changes
-    (theirs,) = run(other, stored(adapter_id=7)).changes
-    assert isinstance(ours, Stored) and isinstance(theirs, Stored)
-    assert not set(ours.blocks) & set(theirs.blocks)
-
-
-def test_blocks_with_content_that_tokens_do_not_show_are_left_out() -> None:
-    out = run(fresh(), stored(extra=((), (), ("img@0",), ())))
-    assert out.changes == [told(0, 1)] and out.left_out == {"extra-keys": 1}
-
-
-def test_blocks_of_another_size_do_not_continue_a_chain() -> None:
-    translator = fresh()
-    run(translator, stored(0, 2))
-    other = stored(2, 4, hashes=(KEYS[2],), block_size=8)
-    assert run(translator, other).left_out == {"block-size": 1}
-
-
 def test_removing_twice_or_the_unknown_is_harmless_and_counted() -> None:
     translator = fresh()
     run(translator, stored(0, 1))
@@ -236,7 +200,7 @@ def test_a_clear_empties_the_table_and_what_follows_counts() -> None:
     out = run(translator, AllCleared(), stored(0, 1))
     assert out.cleared
     assert out.changes == [Cleared(P, Epoch(1), ClearReason.ENGINE), told(0)]
-    assert [key for key, row in out.rows.items() if row is None] == KEYS[1:]
+    assert [key for key, row in rows(out).items() if row is None] == KEYS[1:]
 
 
 def test_a_name_used_for_other_content_takes_the_old_block_away() -> None:
@@ -244,11 +208,6 @@ def test_a_name_used_for_other_content_takes_the_old_block_away() -> None:
     run(translator, stored(0, 1))
     out = run(translator, stored(0, 1, tokens=array("I", [9, 9, 9, 9])))
     assert out.changes[0] == gone(0) and isinstance(out.changes[1], Stored)
-
-
-def test_pairs_are_indexed_and_said_to_be_uncertain() -> None:
-    out = run(fresh(copies=False), stored(paired=True))
-    assert "speculative" in out.caveat and out.changes
 
 
 def test_two_readers_of_one_stream_write_the_same_rows() -> None:
@@ -260,41 +219,3 @@ def test_two_readers_of_one_stream_write_the_same_rows() -> None:
         pieces = fresh(table=pieces.table)  # as if restarted each time
         run(pieces, event)
     assert whole.table == pieces.table
-
-
-_steps = st.lists(
-    st.one_of(
-        st.builds(
-            lambda a, b, t: stored(min(a, b), max(a, b) + 1, tier=t),
-            st.integers(0, 3),
-            st.integers(0, 3),
-            st.sampled_from([Tier.GPU, Tier.CPU]),
-        ),
-        st.builds(
-            lambda at, t: removed(at, tier=t),
-            st.integers(0, 3),
-            st.sampled_from([Tier.GPU, Tier.CPU]),
-        ),
-        st.just(AllCleared()),
-    ),
-    max_size=30,
-)
-
-
-@given(events=_steps, copies=st.booleans())
-def test_the_changes_and_the_rows_always_say_the_same(
-    events: list[EngineEvent], copies: bool
-) -> None:
-    translator, view, kept = fresh(copies), View(), {}
-    for event in events:
-        out = run(translator, event)
-        for change in out.changes:
-            view.apply(change)
-        kept = {k: r for k, r in {**kept, **out.rows}.items() if r is not None}
-    assert kept == translator.table
-    held: dict[BlockHash, set[Tier]] = {row.block: set() for row in kept.values()}
-    for row in kept.values():
-        assert any(row.copies)
-        held[row.block] |= {t for t, n in zip(Tier, row.copies, strict=True) if n}
-    for block in BLOCKS:
-        assert set(view.holders(block).get(P, ())) == held.get(block, set())
