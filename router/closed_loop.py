@@ -24,7 +24,7 @@ from .drift import Compared, Stream, Window, compared
 from .fleet import Fleet
 from .foretold import Foretold
 from .settings import DriftSettings
-from .suspicions import Scene, explain
+from .suspicions import Cause, Scene, explain
 from .verdicts import Verdict, drifted, silent
 
 log = logging.getLogger(__name__)
@@ -62,10 +62,11 @@ class ClosedLoop:
         settings: DriftSettings | None = None,
         on_compared: Callable[[Worker, str], None] = lambda worker, outcome: None,
         store_down_s: Callable[[], float] = lambda: 0.0,
+        blind: Callable[[], str] = lambda: "",  # why the view itself cannot be believed now
     ) -> None:
         self._view, self._fleet, self._clock = view, fleet, clock
         self._settings = settings or DriftSettings()
-        self._on_compared, self._store_down_s = on_compared, store_down_s
+        self._on_compared, self._store_down_s, self._blind = on_compared, store_down_s, blind
         self._watched: dict[Worker, Watched] = {}
         self._waiting: deque[Waiting] = deque()
         self._tokens = 0  # of the prompts waiting
@@ -214,15 +215,20 @@ class ClosedLoop:
             log.info("drift over worker=%s cause=%s", worker, before.cause)
 
     def _unheard(self, worker: Worker) -> bool:
-        """Could nobody have brought us a batch? No fault of the engine: the store is away, or no
-        ingest lives that follows it."""
+        """Could nobody have brought us a batch? No fault of the engine: the store is away or still
+        being read, or no ingest lives that follows it."""
+        if self._store_down_s() > 0 or self._blind():
+            return True
         known, living = self._view.known(worker), self._view.living
-        orphaned = known is None or (living is not None and known.by not in living)
-        return orphaned or self._store_down_s() > 0
+        return known is None or (living is not None and known.by not in living)
 
     def _found(self, worker: Worker, watched: Watched, now: float) -> Verdict | None:
-        if quiet_s := watched.stream.silent_s(now):
-            return silent(worker, watched.stream.owed, quiet_s)
-        if watched.window.alarmed(now):
-            return drifted(worker, watched.window.wrong(now), watched.window.recent(now))
-        return None
+        """A cause that was proven says more than silence: a stream that is another worker's does
+        not speak of what this one serves. Silence says more than an error without a cause."""
+        found, window = None, watched.window
+        if window.alarmed(now):
+            found = drifted(worker, window.wrong(now), window.recent(now))
+        if found is not None and found.cause is not Cause.UNKNOWN:
+            return found
+        quiet_s = watched.stream.silent_s(now)
+        return silent(worker, watched.stream.owed, quiet_s) if quiet_s else found

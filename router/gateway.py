@@ -76,9 +76,8 @@ class Gateway:
         self._prompts, self._follower, self._chance = prompts, follower, chance
         self._budget = Budget(self.settings.retry)
         away_s = follower.down_s if follower is not None else lambda: 0.0
-        self.loop = ClosedLoop(
-            view, fleet, self.clock, self.settings.drift, self._book_compared, away_s
-        )
+        drift, booked = self.settings.drift, self._book_compared
+        self.loop = ClosedLoop(view, fleet, self.clock, drift, booked, away_s, self._blind)
         metrics.watch_drift(self.loop.errors, self.loop.verdict)
         self._chooser = Chooser(
             view, fleet, self.breakers, self.settings, compatible, chance, self._blind,

@@ -48,12 +48,18 @@ class Desk:
     def __init__(self) -> None:
         self.view, self.fleet, self.clock = View(), Fleet(), FakeClock()
         self.counts: Counter[str] = Counter()
-        self.down_s = 0.0
+        self.down_s, self.blind = 0.0, ""
         self.fleet.up(WorkerUp(P1.pod, "http://p1:1", Role.PREFILL, model="tiny"))
         self.believe(Knowledge.EXACT)
         self.view.note(P1, Epoch(1), 0, 0.0)
         self.loop = ClosedLoop(
-            self.view, self.fleet, self.clock, DriftSettings(), self._count, lambda: self.down_s
+            self.view,
+            self.fleet,
+            self.clock,
+            DriftSettings(),
+            self._count,
+            lambda: self.down_s,
+            lambda: self.blind,
         )
 
     def _count(self, worker: Worker, outcome: str) -> None:
@@ -268,6 +274,22 @@ async def test_an_engine_that_tells_no_cached_tokens_owes_what_the_index_is_sure
     assert (desk.cause is Cause.SILENT) is silent
 
 
+async def test_a_proven_cause_says_more_than_silence_and_silence_more_than_none(
+    desk: Desk,
+) -> None:
+    for number in range(6):
+        desk.store(number)
+        desk.served(number, 80)  # claims one block too much: wrong, yet little
+        desk.served(number + 100, 0)
+    await desk.passes(5.5)
+    assert desk.cause is Cause.SILENT
+    for number in range(6):
+        desk.store(number, None)
+        desk.served(number, 96, salt="mine")
+    await desk.passes(1.5)
+    assert desk.cause is Cause.SALT
+
+
 async def test_a_worker_that_found_everything_owes_nothing(desk: Desk) -> None:
     for number in range(20):
         desk.store(number)
@@ -276,7 +298,7 @@ async def test_a_worker_that_found_everything_owes_nothing(desk: Desk) -> None:
     assert desk.cause is None
 
 
-@pytest.mark.parametrize("why", ["store", "ingest"])
+@pytest.mark.parametrize("why", ["store", "view", "ingest"])
 async def test_silence_is_no_fault_of_an_engine_that_nobody_could_hear(
     desk: Desk, why: str
 ) -> None:
@@ -284,11 +306,13 @@ async def test_silence_is_no_fault_of_an_engine_that_nobody_could_hear(
         desk.served(number, 0)
     if why == "store":
         desk.down_s = 0.1
+    elif why == "view":
+        desk.blind = "the index is still being read"
     else:
         desk.view.living = frozenset({"another"})
     await desk.passes(10)
     assert desk.cause is None
-    desk.down_s, desk.view.living = 0.0, frozenset({"a"})
+    desk.down_s, desk.blind, desk.view.living = 0.0, "", frozenset({"a"})
     await desk.passes(10)
     assert desk.cause is None  # forgiven: it owes only what it serves from now on
 
