@@ -46,6 +46,7 @@ class Live:
         self._socket: zmq.asyncio.Socket | None = None
         self._direct: zmq.Socket[bytes] | None = None
         self._monitor: zmq.Socket[bytes] | None = None
+        self._told: zmq.asyncio.Socket | None = None  # the same, to wait for
         self._watch: asyncio.Task[None] | None = None
         self._next: asyncio.Future[Any] | None = None
 
@@ -63,9 +64,9 @@ class Live:
         if self._endpoint.startswith("inproc:"):  # no handshake there, it is up or it fails
             self.up, self.connections = True, 1
         else:
-            monitor = socket.get_monitor_socket(_WATCHED)
-            self._monitor = zmq.Socket.shadow(monitor.underlying)
-            self._watch = asyncio.create_task(self._watching(monitor))
+            self._told = socket.get_monitor_socket(_WATCHED)
+            self._monitor = zmq.Socket.shadow(self._told.underlying)
+            self._watch = asyncio.create_task(self._watching(self._told))
         socket.connect(self._endpoint)
         self._direct = zmq.Socket.shadow(socket.underlying)
 
@@ -176,4 +177,6 @@ class Live:
         if self._socket is not None:
             self._socket.disable_monitor()
             self._socket.close(linger=0)
-            self._socket = self._direct = self._monitor = None
+        if self._told is not None:
+            self._told.close(linger=0)  # a context does not end while one is open
+        self._socket = self._direct = self._monitor = self._told = None

@@ -7,8 +7,11 @@ here; label values come from closed sets. Open it to count something more.
 from __future__ import annotations
 
 from collections import Counter as Tally
+from collections.abc import Iterable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+
+from kvplane.vocabulary import Change, Removed, Stored
 
 from .dialects.base import Decoded
 from .states import State
@@ -30,6 +33,7 @@ class EventsMetrics:
         self.events = count("events_total", "Engine events understood", "kind")
         self.dropped = count("dropped_total", "Events dropped: unknown or malformed", "kind")
         self.left_out = count("left_out_total", "Blocks or events not indexed, why", "reason")
+        self._waiting = count("waiting_total", "Blocks told before what explains them", "outcome")
         self.undecodable = count("undecodable_total", "Payloads that are no batch; worker cleared")
         self.malformed = count("malformed_total", "ZMQ messages that are no batch")
         self.repeats = count("repeats_total", "Batches seen before and ignored")
@@ -51,10 +55,10 @@ class EventsMetrics:
             buckets=LAG_S,
             registry=registry,
         )
-        self._rows, self._numbers = (
+        self._blocks, self._numbers = (
             Histogram(f"kvplane_events_apply_{what}", text, buckets=SIZES, registry=registry)
             for what, text in (
-                ("blocks", "Rows of one write to the store"),
+                ("blocks", "Blocks stored or removed in one write to the store"),
                 ("batches", "Engine batches in one write to the store"),
             )
         )
@@ -79,7 +83,15 @@ class EventsMetrics:
             kind = name.partition(".")[0].partition(":")[0]
             self._unknown.labels(kind if kind in UNKNOWN else "other").inc()
 
-    def applied(self, rows: int, batches: int) -> None:
+    def translated(self, left_out: Mapping[str, int], waiting: Mapping[str, int]) -> None:
+        """What one batch had beside what was indexed."""
+        for reason, number in left_out.items():
+            self.left_out.labels(reason).inc(number)
+        for outcome, number in waiting.items():
+            self._waiting.labels(outcome).inc(number)
+
+    def applied(self, changes: Iterable[Change], batches: int) -> None:
         """One write to the store."""
-        self._rows.observe(rows)
+        told = (change for change in changes if isinstance(change, Stored | Removed))
+        self._blocks.observe(sum(len(change.blocks) for change in told))
         self._numbers.observe(batches)

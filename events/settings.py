@@ -35,6 +35,7 @@ class EventsSettings:
     apply_rows: int = (
         256  # rows that are not waited with any longer; beyond, a block costs the same
     )
+    worker_blocks: int = 4_000_000  # of one worker that are kept, oldest go first; 0.4 GB of tables
     remembered: int = 1024  # digests of applied batches that tell a repeat from a new life
     store_retry_s: float = 0.1  # first pause when the store is down, doubled each time
     store_retry_most_s: float = 5.0  # longest such pause

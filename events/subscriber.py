@@ -127,9 +127,9 @@ class Subscriber:
         topic = self.place.topic or self._settings.topic
         live = Live(self._context, self.place.events, self._settings, topic)
         waits = backoff(self._settings.store_retry_s, most_s=self._settings.store_retry_most_s)
-        live.open()
         self._checked = self._judged = 0
         try:
+            live.open()
             while True:
                 try:
                     await self._writer.load()

@@ -68,12 +68,17 @@ class Writer:
         self.last: int | None = None  # last batch taken; the store may be one flush behind
         self.known_from: int | None = None  # first batch known; None where nothing is missing
         self.doubt = ""  # why, in words
-        self.caveat = ""  # of the kind of model, not of what was lost
         self._since = 0.0  # wall clock of the gap before known_from
         self._gaps = 0  # that stayed open, as the store counts them
         self._distrusted = ""  # why nothing the store holds of this life is believed any more
         self._seen: OrderedDict[int, int] = OrderedDict()  # sequence -> digest of the newest
-        self._empty(Translator(worker, self.epoch, model, {}))
+        self._empty(self._translator_of({}))
+
+    def _translator_of(self, table: dict[bytes, Value]) -> Translator:
+        most = self._settings.worker_blocks
+        return Translator(
+            self.worker, self.epoch, self._model, table, self._dialect.copies, most_blocks=most
+        )
 
     def _empty(self, translator: Translator) -> None:
         self._translator = translator
@@ -109,8 +114,7 @@ class Writer:
             self._doubt(marked.known_from, f"batches before {marked.known_from}", marked.since)
         if marked and self.last is not None:
             self._seen[self.last] = marked.digest
-        copies = self._dialect.copies
-        self._empty(Translator(self.worker, self.epoch, self._model, table, copies))
+        self._empty(self._translator_of(table))
 
     async def _read(self) -> tuple[Position, dict[bytes, Value]]:
         """Position and table of one moment: another ingest may move both meanwhile."""
@@ -172,6 +176,11 @@ class Writer:
         return self._seen.get(sequence)
 
     @property
+    def caveat(self) -> str:
+        """Why a depth may be more than the engine serves: of the model, not of what was lost."""
+        return self._translator.caveat
+
+    @property
     def gathered(self) -> bool:
         """Something is taken and not written yet."""
         return self._first is not None
@@ -196,12 +205,10 @@ class Writer:
         if lost:
             await self.flush()
             self.lose(frame.sequence + 1, lost)
-        out = self._translator.translate(decoded.events)
+        out = self._translator.translate(decoded.events, decoded.ts, frame.sequence)
         if out.cleared:
             self.known_from, self._since, self.doubt = None, 0.0, ""
-        self.caveat = out.caveat or self.caveat
-        for reason, count in out.left_out.items():
-            self._metrics.left_out.labels(reason).inc(count)
+        self._metrics.translated(out.left_out, out.waiting)
         if self._first is None:
             self._first, self._begun = frame.sequence, self._clock.now()
         self.last = frame.sequence
@@ -259,7 +266,7 @@ class Writer:
         changes = tuple(self._changes)
         batch = Batch(self.worker, self.epoch, self._first, self.last, changes, rows, self._reset)
         outcome = await self._patiently(lambda: self._store.apply(batch))
-        self._metrics.applied(len(rows) - 1, batch.last - batch.first + 1)
+        self._metrics.applied(changes, batch.last - batch.first + 1)
         self._metrics.lag.observe(self._clock.now() - self._begun)
         self._empty(self._translator)
         await asyncio.sleep(0)  # a long replay lets requests through between two batches
