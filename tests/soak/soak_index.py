@@ -43,19 +43,29 @@ class Figures:
     missing: list[str] = field(default_factory=list)  # held, unknown, and called exact
     silent: list[str] = field(default_factory=list)  # not exact, and no reason
     inexact: Counter[str] = field(default_factory=Counter)  # at a quiet moment, by state
-    exact_s: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    spans: list[tuple[float, float, str]] = field(default_factory=list)  # of blows: from, to, label
+    looks: list[tuple[float, bool]] = field(default_factory=list)  # when, all exact at all routers
+
+    def recovered(self) -> dict[str, str]:
+        """Seconds from the end of a blow until all is exact; of those that nothing followed."""
+        took: dict[str, list[float]] = defaultdict(list)
+        for _, end, label in self.spans:
+            exact = next((at for at, well in self.looks if well and at >= end), None)
+            if exact is None or any(a <= exact and b > end for a, b, _ in self.spans):
+                continue
+            took[label].append(exact - end)
+        return {
+            label: f"{statistics.median(found):.1f}/{max(found):.1f}"
+            for label, found in sorted(took.items())
+        }
 
     def line(self) -> str:
-        recovered = {
-            label: f"{statistics.median(found):.1f}/{max(found):.1f}"
-            for label, found in sorted(self.exact_s.items())
-        }
         return (
             f"\nsoak index seed={SEED} seconds={SECONDS:g} faults={sum(self.blows.values())} "
             f"{dict(sorted(self.blows.items()))} requests={dict(self.outcomes)} "
             f"quiet={self.quiet} compared={self.compared} false_holders={len(self.false)} "
             f"missing_while_exact={len(self.missing)} inexact={dict(self.inexact)} "
-            f"exact_after_s(p50/max)={recovered}\n"
+            f"exact_after_s(p50/max)={self.recovered()}\n"
         )
 
 
@@ -100,14 +110,21 @@ class Soak:
             await answer.read()
             return str(answer.status)
 
-    async def storm(self, seconds: float) -> Blow | None:
-        """A blow every 2 s; the last one that ended, when all are over."""
+    async def look(self) -> None:
+        """Note all the time whether all is exact, for ever."""
+        while True:
+            exact = await self.siege.exact()
+            self.figures.looks.append((time.monotonic(), exact))
+            await asyncio.sleep(0.1)
+
+    async def storm(self, seconds: float) -> None:
+        """A blow every 2 s; all are over when it returns."""
         busy: set[str] = set()
-        ended: list[Blow] = []
 
         async def one(blow: Blow) -> None:
+            begun = time.monotonic()
             await strike(self.siege, blow, self.chance)
-            ended.append(blow)
+            self.figures.spans.append((begun, time.monotonic(), blow.label))
             busy.discard(blow.victim)
 
         end, tasks = time.monotonic() + seconds, []
@@ -118,22 +135,14 @@ class Soak:
                 tasks.append(asyncio.create_task(one(blow)))
             await asyncio.sleep(EVERY_S)
         await asyncio.gather(*tasks)
-        return ended[-1] if ended else None
 
-    async def calm(self, last: Blow | None) -> None:
+    async def calm(self) -> None:
         """All is mended: 2 s of nothing, then compare; then it must become exact."""
-        begun = time.monotonic()
-        exact = asyncio.create_task(until(self.siege.exact, SETTLE_S, "every worker exact"))
-        if last:
-            exact.add_done_callback(
-                lambda _: self.figures.exact_s[last.label].append(time.monotonic() - begun)
-            )
         self.asking.clear()
         await until(lambda: not self.under_way, 15, "requests under way to end")
         await asyncio.sleep(QUIET_S)
         self.figures.quiet += 1
         await self.compare()
-        await exact
         await until(self.equal, SETTLE_S, "an index as the engines are")
         self.asking.set()
 
@@ -166,15 +175,17 @@ async def test_after_every_quiet_moment_the_index_is_what_the_engines_hold() -> 
     async with siege() as up:
         soak = Soak(up, random.Random(SEED))
         soak.asking.set()
-        clients = [asyncio.create_task(soak.client()) for _ in range(CLIENTS)]
+        tasks = [asyncio.create_task(soak.client()) for _ in range(CLIENTS)]
+        tasks.append(asyncio.create_task(soak.look()))
         try:
             end = time.monotonic() + SECONDS
             while time.monotonic() < end:
-                await soak.calm(await soak.storm(ROUND_S))
+                await soak.storm(ROUND_S)
+                await soak.calm()
         finally:
-            for client in clients:
-                client.cancel()
-            await asyncio.gather(*clients, return_exceptions=True)
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
             sys.stdout.write(soak.figures.line())
         found = soak.figures
         assert not found.false, found.false[:5]
