@@ -33,7 +33,8 @@ from .pool import Command
 from .servers import Servers
 
 HERE = Path(__file__).parent
-AGAIN_S = 0.02  # between two tries while a slot moves from node to node
+AGAIN_S = 0.02  # between two tries while a slot moves from node to node, or a server is full
+FULL = "max number of clients"  # others must close a connection before it takes one of ours
 _DOUBTFUL = (Cut, Slow, OSError, ReadOnlyError, MasterDownError, ClusterDownError)
 _WORDS = ("READONLY", "MASTERDOWN", "LOADING", "UNBLOCKED", "NOREPLICAS")  # said inside a script
 
@@ -132,6 +133,9 @@ class Line:
                         self._servers.moved(slot, error.host, error.port)
                     except TryAgainError:
                         pass
+                    except Cut as error:
+                        if FULL not in str(error):
+                            raise
                     await asyncio.sleep(AGAIN_S)
         except TimeoutError:
             if pool is not None:
