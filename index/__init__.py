@@ -16,6 +16,7 @@ from .errors import (
     StoreDown,
     StoreUnfit,
 )
+from .facts import Facts, Size
 from .follower import Follower
 from .hashing import Tokens, chain, extend, from_hex, pack, seed, to_hex
 from .metrics import IndexMetrics, ViewCollector
@@ -38,7 +39,7 @@ from .stores.base import (
     WorkerState,
 )
 from .stores.rows import Note, Row, Value, group_key, group_of, rule_key
-from .view import Facts, Size, View
+from .view import View
 
 if TYPE_CHECKING:
     from .api import index_app

@@ -11,9 +11,10 @@ from typing import Any
 
 from kvplane.vocabulary import BlockHash, Knowledge, PrefixChain, Stored, Tier, Worker, WorkerUp
 
+from .facts import Facts
 from .hashing import to_hex
 from .ranking import Held, rank
-from .view import TIERS, Facts, View
+from .view import TIERS, View
 
 SHOWN_TIERS = (Tier.GPU, Tier.CPU, Tier.DISK)  # always shown; remote only where there is some
 Fleet = Mapping[Worker, WorkerUp]

@@ -12,6 +12,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from . import answers
 from .view import TIERS, View
 
 
@@ -29,7 +30,7 @@ class IndexMetrics:
         self.store_errors = Counter(
             "kvplane_index_store_errors_total",
             "Failures of the store or its stream, by kind",
-            ["kind"],  # down | cursor_gone
+            ["kind"],  # down | cursor_gone | row
             registry=registry,
         )
         self.rank_seconds = Histogram(
@@ -39,26 +40,43 @@ class IndexMetrics:
             registry=registry,
         )
 
-    def watch(self, view: View, lag_ms: Callable[[], float]) -> None:
-        """From now on a scrape shows what this view holds and how late it is."""
-        self.registry.register(ViewCollector(view, lag_ms))
+    def watch(
+        self, view: View, lag_ms: Callable[[], float], down_s: Callable[[], float] = lambda: 0.0
+    ) -> None:
+        """From now on a scrape shows what this view holds and knows, and how late it is."""
+        self.registry.register(ViewCollector(view, lag_ms, down_s))
 
 
 class ViewCollector(Collector):
-    """Blocks per worker and tier, and how far behind the view is; read at scrape time."""
+    """Blocks per worker and tier, how far each is known, how far behind the view is; read at
+    scrape time."""
 
-    def __init__(self, view: View, lag_ms: Callable[[], float]) -> None:
-        self._view, self._lag_ms = view, lag_ms
+    def __init__(
+        self, view: View, lag_ms: Callable[[], float], down_s: Callable[[], float] = lambda: 0.0
+    ) -> None:
+        self._view, self._lag_ms, self._down_s = view, lag_ms, down_s
 
     def collect(self) -> Iterator[Metric]:
         """One gauge family each, built now."""
         blocks = GaugeMetricFamily(
             "kvplane_index_blocks", "Blocks a worker holds", labels=["worker", "tier"]
         )
+        known = GaugeMetricFamily(
+            "kvplane_index_worker_knowledge",
+            "1 for the state in which a worker is known: exact, partial, dark or off",
+            labels=["worker", "state"],
+        )
         for worker in self._view.workers():
             facts = self._view.facts(worker)
             for tier, count in zip(TIERS, facts.counts if facts else (), strict=False):
                 blocks.add_metric([str(worker), tier.value], count)
+            state, _ = answers.trust(self._view, {}, worker, self._down_s())
+            known.add_metric([str(worker), state.value], 1)
         yield blocks
+        yield known
+        text = "Ingest processes that live; their words alone are believed"
+        yield GaugeMetricFamily(
+            "kvplane_index_ingests_living", text, value=len(self._view.living or ())
+        )
         text = "Age of the last change when it was applied, and how long the store is away"
         yield GaugeMetricFamily("kvplane_index_lag_seconds", text, value=self._lag_ms() / 1000)

@@ -1,19 +1,19 @@
 """View: what do we know of every worker, and how deep does each hold a prompt?
 
 Pure: the whole index in memory; time comes with the changes. follower.py feeds it, ranking.py and
-api.py ask it; forest.py below it keeps the blocks. Open it to change what a Change means to a
-reader.
+api.py ask it; forest.py below it keeps the blocks, facts.py the rest. Open it to change what a
+Change means to a reader.
 
-    Stored, Removed   bits of the worker's ordinal          Known     its words are kept
+    Stored, Removed   bits of the worker's ordinal; of a further group: sets of its own, not counted
     Cleared           a new ordinal, so the old bits are void at once; GONE forgets the worker
+    Known             the words of each ingest are kept
 
 A fact of an older epoch is void and ignored; one of a newer epoch begins that life first.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from kvplane.vocabulary import (
@@ -29,51 +29,31 @@ from kvplane.vocabulary import (
     Worker,
 )
 
+from .facts import Facts, Further, Size, believed
 from .forest import Forest, Step
+from .loading import Chains, Sheet, pieces, read
 from .runs import TIERS as TIER_COUNT
-from .stores.rows import Row, decode, group_of
+from .windows import usable
 
 if TYPE_CHECKING:
-    from .stores.base import Snapshot
+    from .stores.base import Entry, Snapshot, WorkerState
 
 TIERS = (Tier.GPU, Tier.CPU, Tier.DISK, Tier.REMOTE)  # order of counts and of slots
 _NUMBER = {tier: number for number, tier in enumerate(TIERS)}
 _SWEEP_RUNS = 64  # wiped beside each change while anything is dead
 
 
-@dataclass(slots=True)
-class Facts:
-    """What is known of one worker beside its blocks. Read it; only the view writes."""
-
-    worker: Worker
-    epoch: Epoch
-    ordinal: int | None = None  # None until it stores something
-    counts: list[int] = field(default_factory=lambda: [0] * TIER_COUNT)  # blocks per tier
-    last: int | None = None  # number of the last batch applied
-    heard: float | None = None  # wall clock of that, seconds
-    block_size: int | None = None  # tokens
-    known: Known | None = None
-    gaps: int = 0  # gaps that stayed open, in all lives seen
-
-
-@dataclass(frozen=True, slots=True)
-class Size:
-    """How big the view is."""
-
-    workers: int
-    blocks: int  # distinct
-    holdings: int  # a block once per worker and tier
-    runs: int
-    bytes: int  # estimated
-
-
 class View:
     """Who holds which block, now."""
 
-    def __init__(self) -> None:
-        self._forest = Forest()
+    living: frozenset[str] | None  # ingests that may be believed; None = nobody told yet, then all
+
+    def __init__(self, forest: Forest | None = None) -> None:
+        self.living = None
+        self._forest = Forest() if forest is None else forest  # shared with drafts of this view
         self._facts: dict[Worker, Facts] = {}
         self._owner: dict[int, Facts] = {}  # by ordinal
+        self._mine = 0  # bitmap of those ordinals
 
     # -- being told --------------------------------------------------------------------------
 
@@ -89,8 +69,21 @@ class View:
         elif isinstance(change, Cleared):
             self._cleared(facts, change)
         else:
-            facts.known = change
+            facts.told(change, self.living)
         self._forest.sweep(_SWEEP_RUNS)
+
+    def take(self, entry: Entry) -> None:
+        """Take over one step of the stream: its changes, its number and when the store took it.
+
+        One that a snapshot holds already is safe to take again, but its gap is counted there.
+        """
+        facts = self._facts.get(entry.worker)
+        if facts is not None and facts.epoch == entry.epoch and facts.last is not None:
+            again = entry.last is not None and entry.last <= facts.last
+            facts.gaps -= sum(map(_is_gap, entry.changes)) if again else 0
+        for change in entry.changes:
+            self.apply(change)
+        self.note(entry.worker, entry.epoch, entry.last, entry.at)
 
     def _meet(self, change: Change) -> Facts | None:
         facts = self._facts.get(change.worker)
@@ -100,66 +93,107 @@ class View:
             return None
         elif change.epoch > facts.epoch:
             self._void(facts)
-            facts.epoch, facts.last, facts.known = change.epoch, None, None
+            facts.epoch, facts.last, facts.known, facts.groups = change.epoch, None, {}, {}
         return facts
 
     def _stored(self, facts: Facts, change: Stored) -> None:
+        tier = _NUMBER[change.tier]
+        if change.group is not None:
+            further = facts.groups.setdefault(change.group.number, Further(change.group))
+            further.rule = change.group
+            further.held[tier].update(change.blocks)
+            return
+        facts.block_size = change.block_size
+        self._put(facts, tier, change.parent, change.blocks)
+
+    def _put(self, facts: Facts, tier: int, parent: int | None, blocks: Sequence[int]) -> None:
         if facts.ordinal is None:
             facts.ordinal = self._forest.take()
             self._owner[facts.ordinal] = facts
-        facts.block_size = change.block_size
-        tier = _NUMBER[change.tier]
-        slot = facts.ordinal << 2 | tier
-        facts.counts[tier] += self._forest.store(slot, change.parent, change.blocks)
+            self._mine |= 1 << facts.ordinal
+        facts.counts[tier] += self._forest.store(facts.ordinal << 2 | tier, parent, blocks)
 
     def _removed(self, facts: Facts, change: Removed) -> None:
-        if facts.ordinal is not None:
-            tier = _NUMBER[change.tier]
+        tier = _NUMBER[change.tier]
+        if change.group is not None:
+            if further := facts.groups.get(change.group):
+                further.held[tier].difference_update(change.blocks)
+        elif facts.ordinal is not None:
             facts.counts[tier] -= self._forest.remove(facts.ordinal << 2 | tier, change.blocks)
 
     def _cleared(self, facts: Facts, change: Cleared) -> None:
-        if change.reason is ClearReason.GAP:
-            facts.gaps += 1
+        facts.gaps += _is_gap(change)
         if change.reason is ClearReason.GONE:
             self._void(facts)
             del self._facts[facts.worker]
         elif change.tier is None:
             self._void(facts)
-        elif facts.ordinal is not None and facts.counts[_NUMBER[change.tier]]:
-            self._forest.drop_slot(facts.ordinal << 2 | _NUMBER[change.tier])
-            facts.counts[_NUMBER[change.tier]] = 0
+        else:
+            tier = _NUMBER[change.tier]
+            for further in facts.groups.values():
+                further.clear(tier)
+            if facts.ordinal is not None and facts.counts[tier]:
+                self._forest.drop_slot(facts.ordinal << 2 | tier)
+                facts.counts[tier] = 0
 
     def _void(self, facts: Facts) -> None:
+        for further in facts.groups.values():
+            further.clear()
         if facts.ordinal is not None:
             self._forest.retire(facts.ordinal)
             del self._owner[facts.ordinal]
+            self._mine &= ~(1 << facts.ordinal)
             facts.ordinal, facts.counts = None, [0] * TIER_COUNT
 
     def note(self, worker: Worker, epoch: Epoch, last: int | None, at: float) -> None:
         """A batch of this worker is applied: its number and when the store took it (wall clock)."""
         facts = self._facts.get(worker)
         if facts is not None and facts.epoch == epoch and last is not None:
-            facts.last, facts.heard = last, at
+            facts.last, facts.heard = max(last, facts.last or 0), at
+
+    # -- beginning again ---------------------------------------------------------------------
+
+    def draft(self) -> View:
+        """A view that is filled while this one answers, over the same forest; then `adopt` it."""
+        return View(self._forest)
+
+    def build(self, state: WorkerState, sheet: Sheet, chains: Chains) -> Iterator[None]:
+        """Take over what a snapshot says of one worker, a slice at each step."""
+        facts = self._facts[state.worker] = Facts(state.worker, state.epoch, last=state.last)
+        facts.heard, facts.gaps = state.heard, state.gaps
+        facts.known = {known.by: known for known in state.known}
+        facts.block_size, facts.groups = sheet.block_size, sheet.groups()
+        for piece in pieces(chains):
+            if piece is None:
+                yield
+            else:
+                self._put(facts, *piece)
+
+    def adopt(self, draft: View, instead: Iterable[Worker]) -> None:
+        """Take over a draft's workers in one step; those it is drawn `instead` of are forgotten."""
+        for worker in {*instead, *draft._facts}:
+            if facts := self._facts.pop(worker, None):
+                self._void(facts)
+        self._facts.update(draft._facts)
+        self._owner.update(draft._owner)
+        self._mine |= draft._mine
+
+    def drop(self) -> None:
+        """Forget everybody; a draft that nobody will adopt gives back what it took."""
+        for facts in self._facts.values():
+            self._void(facts)
+        self._facts.clear()
 
     def load(self, snapshot: Snapshot) -> None:
-        """Begin again from a snapshot."""
-        self.become(View())
+        """Begin again from a snapshot, in one go; a follower does the same in slices."""
+        draft = self.draft()
         for state in snapshot.workers:
-            facts = self._facts[state.worker] = Facts(state.worker, state.epoch, last=state.last)
-            facts.known = state.known[-1] if state.known else None
-            values = [decode(value) for key, value in state.table.items() if group_of(key) is None]
-            for tier in TIERS:
-                rows = [v for v in values if isinstance(v, Row) and v.copies[_NUMBER[tier]]]
-                for parent, blocks in _chains(rows):
-                    size = rows[0].block_size
-                    stored = Stored(state.worker, state.epoch, tier, parent, blocks, size)
-                    self._stored(facts, stored)
+            sheet = read(state.table)
+            for _ in draft.build(state, sheet, sheet.plan()):
+                pass
+        self.adopt(draft, self.workers())
 
-    def become(self, other: View) -> None:
-        """Take over another view whole, in one step; `other` is not to be used after."""
-        self.__dict__.update(other.__dict__)
-
-    def sweep(self, most_runs: int = 1024) -> bool:
+    def sweep(self, most_runs: int = 256) -> bool:
         """Wipe some of what is void; True while there is more. Never needed for right answers."""
         return self._forest.sweep(most_runs)
 
@@ -179,8 +213,16 @@ class View:
                 low = mask & -mask
                 mask ^= low
                 facts = self._owner[low.bit_length() - 1]
-                depths[facts.worker] = depth, self._tiers(facts, path, depth)
+                most = self._usable(facts, blocks, depth) if facts.groups else depth
+                if most:
+                    depths[facts.worker] = most, self._tiers(facts, path, most)
         return depths
+
+    @staticmethod
+    def _usable(facts: Facts, blocks: Sequence[BlockHash], depth: int) -> int:
+        assert facts.block_size is not None, "who holds blocks told their size"
+        groups = [(further.rule, further.holds()) for further in facts.groups.values()]
+        return usable(blocks, depth, facts.block_size, groups)
 
     def _tiers(self, facts: Facts, path: Sequence[Step], depth: int) -> dict[Tier, int]:
         if not any(facts.counts[1:]):
@@ -191,7 +233,7 @@ class View:
 
     def _mask(self, workers: Collection[Worker] | None, size: int) -> int:
         if workers is None and not size:
-            return self._forest.alive
+            return self._mine
         mask = 0
         for worker in self._facts if workers is None else workers:
             facts = self._facts.get(worker)
@@ -204,7 +246,8 @@ class View:
     def holders(self, block: BlockHash) -> dict[Worker, tuple[Tier, ...]]:
         """Who holds one block, and where, best tier first."""
         found = self._forest.holders(block)
-        return {self._owner[o].worker: tuple(TIERS[t] for t in found[o]) for o in sorted(found)}
+        mine = sorted(found.keys() & self._owner.keys())
+        return {self._owner[o].worker: tuple(TIERS[t] for t in found[o]) for o in mine}
 
     def held(self, worker: Worker) -> Iterator[Stored]:
         """All a worker holds, as changes that would build it. Looks at every run."""
@@ -225,9 +268,9 @@ class View:
         return self._facts.get(worker)
 
     def known(self, worker: Worker) -> Known | None:
-        """How far we may be believed about a worker, as ingest wrote it."""
+        """How far we may be believed about a worker: the best that a living ingest says of it."""
         facts = self._facts.get(worker)
-        return facts.known if facts else None
+        return believed(facts, self.living) if facts else None
 
     def epoch(self, worker: Worker) -> Epoch | None:
         """The life this view is in."""
@@ -250,17 +293,5 @@ class View:
         return Size(len(self._facts), len(forest), holdings, forest.runs, forest.bytes())
 
 
-def _chains(rows: list[Row]) -> Iterator[tuple[BlockHash | None, tuple[BlockHash, ...]]]:
-    """(parent, blocks) of unbroken chains that hold every block of the rows once."""
-    parent_of = {row.block: row.parent for row in rows}
-    children: dict[BlockHash | None, list[BlockHash]] = {}
-    for block, parent in parent_of.items():
-        children.setdefault(parent, []).append(block)
-    heads = [block for block, parent in parent_of.items() if parent not in parent_of]
-    while heads:
-        block = heads.pop()
-        parent, chain = parent_of[block], [block]
-        while followers := children.get(chain[-1]):
-            heads.extend(followers[1:])
-            chain.append(followers[0])
-        yield parent, tuple(chain)
+def _is_gap(change: Change) -> bool:
+    return isinstance(change, Cleared) and change.reason is ClearReason.GAP
