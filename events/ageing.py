@@ -36,13 +36,15 @@ class Ageing:
         self.now, self.counts = 0, [0] * AGES
         self._going, self._going_age = [], -1
 
-    @property
-    def total(self) -> int:
-        """Rows of all ages."""
-        return sum(self.counts)
+    def over(self) -> bool:
+        """Are there too many?"""
+        total = sum(self.counts)
+        if total > self.most and self.counts[self.now] == total:
+            self.turn()  # all came at once: they are of the past now
+        return total > self.most
 
     def turn(self) -> None:
-        """Begin the next age where this one has its share."""
+        """Begin the next age where this one has its share, once those of it that go are gone."""
         for _ in range(AGES - 1):
             if self.counts[self.now] * (AGES - 1) < self.most:
                 return

@@ -96,10 +96,10 @@ class Copies:
         alias = Row(row.block, row.parent, NONE, row.block_size, self.aliases.now)
         self.table[key] = out.rows[key] = alias
         self._enter(key, alias)
-        self.aliases.turn()
-        while self.aliases.total > self.aliases.most:
+        while self.aliases.over():
             oldest = self.aliases.oldest(self._aliases_of, self._is_alias)
             self._delete(oldest, self.table[oldest], out)
+        self.aliases.turn()
 
     def _delete(self, key: bytes, row: Value, out: Translation) -> None:
         assert isinstance(row, Row), f"{key!r} is no row"
@@ -126,11 +126,11 @@ class Copies:
         """Let the oldest go where there are too many; what is left of their chains only counts
         less deep."""
         held = self.held
-        held.turn()
-        while held.total > held.most:
+        while held.over():
             self.drop(held.oldest(self._rows_of, self._is_held), out)
             out.left_out["cap"] += 1
             self._memo.certain = False
+        held.turn()
 
     def _enter(self, key: bytes, row: Row) -> None:
         if any(row.copies):

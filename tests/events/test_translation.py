@@ -6,6 +6,7 @@ from array import array
 from collections.abc import Sequence
 
 import pytest
+
 from kvplane.events import (
     AllCleared,
     BlocksRemoved,

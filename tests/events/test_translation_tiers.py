@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
-from kit.translating import P, Ingest, blocks_of, keys_of, removed, stored, tokens_of
+from kit.translating import Ingest, P, blocks_of, keys_of, removed, stored, tokens_of
 
 from kvplane.events import AllCleared
 from kvplane.events.translation import Limits
