@@ -16,7 +16,7 @@ from kvplane.vocabulary import Epoch, Knowledge, Namespace, Pod, Stored, Tier, W
 
 P1, P2, P3 = (Worker(Pod(name)) for name in ("p1", "p2", "p3"))
 PLAIN = Namespace("tiny", 16)
-SALTED = replace(PLAIN, salt="s")
+SALTED = replace(PLAIN, salt="tenant-secret")
 
 
 def prompt(number: int) -> list[int]:
@@ -64,6 +64,7 @@ def test_a_salt_that_the_events_do_not_carry() -> None:
     said = drifted(P1, each, each)
     assert said.sentence.startswith("salt: index says 0 tokens, p1 found 96; right when ranked")
     assert said.state is Knowledge.PARTIAL and "salt" in said.culprit and said.next_step
+    assert "tenant-secret" not in repr(said)
 
 
 def test_a_salt_that_the_engine_ignores() -> None:
@@ -71,8 +72,9 @@ def test_a_salt_that_the_engine_ignores() -> None:
     each = []
     for number in range(4):
         store(view, P1, prompt(number), SALTED)
-        each.append(seen(view, routed(view, P1, number), 96, salts=("x", "s")))
+        each.append(seen(view, routed(view, P1, number), 96, salts=("x", "tenant-secret")))
     assert named(each) == Suspicion(Cause.SALT, "a salt of other requests")
+    assert "tenant-secret" not in repr(drifted(P1, each, each))
 
 
 def test_prompts_of_no_salt_that_others_stored_do_not_hide_the_salt() -> None:
@@ -182,7 +184,7 @@ def test_a_request_that_was_right_raises_no_suspicion() -> None:
     view = View()
     store(view, P1, prompt(0))
     store(view, P1, prompt(0), SALTED)
-    assert not seen(view, routed(view, P1, 0, others=(P2,)), 96, salts=("s",)).suspicions
+    assert not seen(view, routed(view, P1, 0, others=(P2,)), 96, salts=("tenant-secret",)).suspicions
 
 
 def test_several_prompts_of_one_request_are_added_up() -> None:
