@@ -31,7 +31,20 @@ def everybody(view: View, fleet: Fleet) -> list[Worker]:
 
 
 def trust(view: View, fleet: Fleet, worker: Worker, away_s: float) -> tuple[Knowledge, str]:
-    """How far to believe what we say of a worker, and why not further."""
+    """How far to believe what we say of a worker, and why not further.
+
+    A block size that is not the configured one is said, not punished: each worker is judged on
+    the size that its events have.
+    """
+    state, reason = _believed(view, fleet, worker, away_s)
+    size, configured = view.block_size(worker), _configured(view, fleet, worker)
+    if configured is None:
+        return state, reason
+    sizes = f"block size {size} by its events, {configured} by configuration"
+    return state, f"{reason}; {sizes}" if reason else sizes
+
+
+def _believed(view: View, fleet: Fleet, worker: Worker, away_s: float) -> tuple[Knowledge, str]:
     known, up = view.known(worker), fleet.get(worker)
     if known is None and up is not None and not up.events:
         return Knowledge.OFF, "events are not configured for this worker"
@@ -40,6 +53,13 @@ def trust(view: View, fleet: Fleet, worker: Worker, away_s: float) -> tuple[Know
     if known.state is Knowledge.EXACT and away_s > 1:
         return Knowledge.PARTIAL, f"the index store does not answer since {away_s:.0f} s"
     return known.state, known.reason
+
+
+def _configured(view: View, fleet: Fleet, worker: Worker) -> int | None:
+    """The block size that discovery tells, where events tell another."""
+    size, up = view.block_size(worker), fleet.get(worker)
+    told = up.block_size if up else None
+    return told if size and told and size != told else None
 
 
 def ranking(
@@ -78,6 +98,7 @@ def _held(
         "tiers": _tiers(held.tiers),
         "knowledge": state,
         "reason": reason,
+        **_odd_size(view, fleet, held.worker),
     }
 
 
@@ -98,7 +119,21 @@ def worker(view: View, fleet: Fleet, one: Worker, now: float, away_s: float) -> 
         "gaps": facts.gaps,
         "knowledge": state,
         "reason": reason,
+        **_odd_size(view, fleet, one),
+        **_groups(facts),
     }
+
+
+def _groups(facts: Facts) -> dict[str, Any]:
+    """Only where there are some: cache groups of a hybrid model, beside the counted one."""
+    rules = [further.rule for _, further in sorted(facts.groups.items())]
+    shown = [{"group": r.number, "kind": r.kind, "tokens": r.tokens} for r in rules]
+    return {"groups": shown} if shown else {}
+
+
+def _odd_size(view: View, fleet: Fleet, one: Worker) -> dict[str, Any]:
+    configured = _configured(view, fleet, one)
+    return {} if configured is None else {"configured_block_size": configured}
 
 
 def _block_size(view: View, fleet: Fleet, one: Worker) -> int | None:

@@ -112,6 +112,7 @@ async def index(
         clock=clock,
     )  # fmt: skip
     server = Server(app, "127.0.0.1", 0, "index")
+    await store.beat("", 3600)  # who tells what is known below
     await follower.start()
     await follower.ready.wait()
     await server.start()
