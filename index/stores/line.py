@@ -29,7 +29,7 @@ from redis.exceptions import ConnectionError as Cut
 from redis.exceptions import TimeoutError as Slow
 
 from ..errors import StoreDown
-from .pool import Command
+from .pool import Command, Pool
 from .servers import Servers
 
 HERE = Path(__file__).parent
@@ -117,26 +117,24 @@ class Line:
     async def _reach(
         self, key: str, commands: Sequence[Command], deadline_s: float | None
     ) -> list[Any]:
-        slot, pool = key_slot(key.encode()), None
+        slot, pool, aside = key_slot(key.encode()), None, None
         try:
             async with asyncio.timeout(deadline_s or self._deadline_s):
                 while True:
-                    pool = await self._servers.pool(slot)
+                    pool, asking = aside or await self._servers.pool(slot), aside is not None
+                    aside = None
                     try:
-                        return _right(await pool.call(commands))
-                    except AskError as error:
-                        other = self._servers.at(error.host, error.port)
-                        asking = [word for one in commands for word in (("ASKING",), one)]
-                        with contextlib.suppress(TryAgainError):
-                            return _right(await other.call(asking))[1::2]
-                    except MovedError as error:
+                        return await _said(pool, commands, asking)
+                    except MovedError as error:  # before AskError, which it is in the library
                         self._servers.moved(slot, error.host, error.port)
+                    except AskError as error:
+                        aside = self._servers.at(error.host, error.port)
                     except TryAgainError:
                         pass
                     except Cut as error:
                         if FULL not in str(error):
                             raise
-                    await asyncio.sleep(AGAIN_S)
+                    await asyncio.sleep(0 if aside else AGAIN_S)
         except TimeoutError:
             if pool is not None:
                 self._servers.doubt(pool)
@@ -145,6 +143,14 @@ class Line:
             if pool is not None and _doubtful(error):
                 self._servers.doubt(pool)
             raise
+
+
+async def _said(pool: Pool, commands: Sequence[Command], asking: bool) -> list[Any]:
+    """What a node answers; `asking` where the slot is on its way to it."""
+    if not asking:
+        return _right(await pool.call(commands))
+    pairs = [word for one in commands for word in (("ASKING",), one)]
+    return _right(await pool.call(pairs))[1::2]
 
 
 def _right(answers: list[Any]) -> list[Any]:

@@ -40,6 +40,7 @@ class Pool:
         self._free = asyncio.Semaphore(most)
         self._idle: list[AbstractConnection] = []
         self._life = 0  # connections taken before the last drop() are closed when they come back
+        self._closed = False
 
     async def call(self, commands: Sequence[Command]) -> list[Any]:
         """Answers in order; one that the server refused is a ResponseError in its place."""
@@ -62,7 +63,7 @@ class Pool:
             whole = True
             return answers
         finally:
-            if whole and life == self._life:
+            if whole and life == self._life and not self._closed:
                 self._idle.append(connection)
             else:
                 await connection.disconnect(nowait=True)
@@ -70,6 +71,11 @@ class Pool:
     def drop(self) -> None:
         """Whoever answers there now, no connection of before is used again."""
         self._life += 1
+        self._close_idle()
+
+    def close(self) -> None:
+        """It is no node of ours any more: who still holds this pool leaves no connection in it."""
+        self._closed = True
         self._close_idle()
 
     def _close_idle(self) -> None:

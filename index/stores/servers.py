@@ -61,9 +61,12 @@ class _Nodes:
         self.shown = str(address)
         self._address, self._most, self._connect_s = address, most, connect_s
         self._pools: dict[tuple[str, int], Pool] = {}
+        self._closed = False
 
     def at(self, host: str, port: int) -> Pool:
         """The Pool of one node; always the same."""
+        if self._closed:
+            raise Cut("this store was closed")
         if (host, port) not in self._pools:
             make = maker(self._address, host, port, self._connect_s)
             name = self._address.path or f"{host}:{port}"
@@ -81,11 +84,13 @@ class _Nodes:
     def keep(self, living: set[tuple[str, int]]) -> None:
         """Nodes that are none any more lose their connections."""
         for gone in self._pools.keys() - living:
-            self._pools.pop(gone).drop()
+            self._pools.pop(gone).close()
 
     async def aclose(self) -> None:
         """Close what is idle; what is in use closes when it comes back."""
+        self._closed = True
         self.keep(set())
+        await asyncio.sleep(0)  # a loop that ends now lets them go first
 
 
 class One(_Nodes):
@@ -134,9 +139,9 @@ class Sentinel(_Nodes):
 
     async def aclose(self) -> None:
         """Close what is idle."""
-        await super().aclose()
         for one in self._sentinels:
-            one.drop()
+            one.close()
+        await super().aclose()
 
     async def _look(self) -> None:
         why: list[str] = []
