@@ -24,6 +24,7 @@ from .errors import BadValue
 from .hashing import chain, from_hex
 
 WAYS = ("token_ids", "prompt", "messages", "block_hashes")
+_MISSING = re.compile(r"missing required field `(.+?)` - at `\$\.?(.*)`$")
 MOST_ITEMS = 4096  # images, sounds and the like of one prompt
 _FAULT = re.compile(r"Expected `(.+)`, got `.+?`(?: - at `\$\.?(.*)`)?$")
 
@@ -91,6 +92,8 @@ def _decode(data: bytes) -> _Body:
     try:
         return msgspec.json.decode(data, type=_Body)
     except msgspec.ValidationError as error:
+        if missing := _MISSING.search(str(error)):
+            raise BadValue(f"{missing[2]}.{missing[1]}", None, "given") from None
         found = _FAULT.search(str(error))
         path = (found[2] or "") if found else ""
         want = found[1].replace("`", "") if found else str(error)

@@ -41,6 +41,20 @@ def test_a_list_is_taken_as_it_is() -> None:
     )
 
 
+def test_four_ranks_of_one_base_or_of_a_list_that_overrides_it() -> None:
+    base = ranks(up(events=("tcp://127.0.0.1:5557",), dp_size=4))
+    assert [events for events, _ in base] == [f"tcp://127.0.0.1:{5557 + r}" for r in range(4)]
+    mine = ("tcp://h:9", "tcp://h:7", "ipc:///run/kv2", "tcp://[fd00::1]:5")
+    assert [events for events, _ in ranks(up(events=mine, dp_size=4))] == list(mine)
+    assert [events for events, _ in ranks(up(events=mine[:2]))] == list(mine[:2])
+
+
+@pytest.mark.parametrize("base", ["ipc:///run/kv", "tcp://*:0", "tcp://*:65535", "tcp://h:x"])
+def test_a_base_that_cannot_be_counted_is_refused_by_name(base: str) -> None:
+    with pytest.raises(BadEndpoint, match="must be"):
+        ranks(up(events=(base,), dp_size=2))
+
+
 def test_no_events_no_ranks() -> None:
     assert ranks(up()) == ()
 

@@ -15,7 +15,9 @@ SEVEN = (7).to_bytes(8, "big")
 
 
 def test_a_live_message_is_topic_sequence_payload() -> None:
-    assert frames.live([b"kv@p", SEVEN, b"x"]) == frames.Frame(7, b"x")
+    found = frames.live([b"kv@p", SEVEN, b"x"])
+    assert found == frames.Frame(7, b"x") and found.topic == "kv@p"
+    assert frames.live([b"", SEVEN, b"x"]).topic == ""
 
 
 @pytest.mark.parametrize(
@@ -35,10 +37,25 @@ def test_other_shapes_are_refused_with_a_reason(message: list[bytes], why: str) 
         frames.live(message)
 
 
+def test_a_refusal_is_a_sample_of_what_came() -> None:
+    with pytest.raises(BadFrames, match=r"^2 frames of 4, 8 bytes: must be topic, sequence"):
+        frames.live([b"kv@p", SEVEN])
+    with pytest.raises(BadFrames) as refused:
+        frames.live([b"x"] * 10_000)
+    assert len(str(refused.value)) < 100
+
+
 @pytest.mark.parametrize("lead", [[b""], [b"", b"topic"], [b"", b""]])
 def test_replay_answers_of_old_and_new_versions(lead: list[bytes]) -> None:
     assert frames.replayed([*lead, SEVEN, b"x"]) == frames.Frame(7, b"x")
     assert frames.replayed([*lead, b"\xff" * 8, b""]) is None
+
+
+def test_a_replayed_batch_is_the_live_one_with_or_without_its_topic() -> None:
+    live, old = frames.live([b"t", SEVEN, b"x"]), frames.replayed([b"", SEVEN, b"x"])
+    new = frames.replayed([b"", b"t", SEVEN, b"x"])
+    assert live == old == new
+    assert old is not None and new is not None and (old.topic, new.topic) == ("", "t")
 
 
 @pytest.mark.parametrize("message", [[], [b""], [b"", b"", b"", SEVEN, b"x"], [b"", b"7", b"x"]])

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import struct
 from array import array
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -119,3 +121,63 @@ def test_hex_is_16_digits_and_comes_back(number: int) -> None:
 def test_other_texts_are_no_hash(wrong: Any) -> None:
     with pytest.raises(BadValue, match="16 hex digits"):
         from_hex(wrong)
+
+
+# Extra keys: what lies under placeholder tokens (FR-EV-16)
+
+
+def keyed_by_hand(ids: list[int], space: Namespace, extra: dict[int, list[str]]) -> list[int]:
+    parent, found = seed(space), []
+    for at in range(len(ids) // space.block_size):
+        block = ids[at * space.block_size : (at + 1) * space.block_size]
+        if texts := extra.get(at):
+            text = json.dumps(texts, separators=(",", ":"))
+            parent = xxh3_64_intdigest(text.encode(), seed=parent)
+        parent = xxh3_64_intdigest(struct.pack(f"<{len(block)}I", *block), seed=parent)
+        found.append(parent)
+    return found
+
+
+keys = st.dictionaries(st.integers(0, 12), st.lists(st.text(max_size=4), max_size=3), max_size=4)
+
+
+@given(tokens, keys)
+def test_a_block_with_extra_keys_is_what_the_docstring_says(
+    ids: list[int], extra: dict[int, list[str]]
+) -> None:
+    found = chain(ids, SPACE, extra)
+    assert list(found.blocks) == keyed_by_hand(ids, SPACE, extra)
+    assert found.tokens == len(ids)
+
+
+@given(tokens, keys, st.integers(0, 10))
+def test_extending_with_extra_keys_goes_on_too(
+    ids: list[int], extra: dict[int, list[str]], cut: int
+) -> None:
+    whole, at = chain(ids, SPACE, extra).blocks, min(cut, len(ids) // 4)
+    parent = whole[at - 1] if at else seed(SPACE)
+    rest = [tuple(extra.get(at + more, ())) for more in range(13)]
+    assert extend(parent, ids[at * 4 :], 4, rest) == list(whole[at:])
+
+
+def test_two_pictures_share_the_blocks_before_them_and_none_from_there_on() -> None:
+    ids = [1, 2, 3, 4] + [99] * 8 + [5, 6, 7, 8]
+    one, other = (chain(ids, SPACE, {1: [f"{name}@0"]}).blocks for name in ("imgA", "imgB"))
+    moved, text = chain(ids, SPACE, {1: ["imgA@1"]}).blocks, chain(ids, SPACE).blocks
+    for some, more in combinations([one, other, moved, text], 2):
+        assert some[0] == more[0]
+        assert not set(some[1:]) & set(more[1:])
+
+
+def test_the_numbers_of_extra_keys_are_those_everybody_else_computes() -> None:
+    found = chain(range(8), SPACE, {1: ["imgA@-3", "é@0"]}).blocks
+    text = b'["imgA@-3","\\u00e9@0"]'
+    within = xxh3_64_intdigest(text, seed=found[0])
+    assert found[1] == xxh3_64_intdigest(struct.pack("<4I", 4, 5, 6, 7), seed=within)
+    assert to_hex(found[1]) == "b2be7d222e50b0a8"
+
+
+def test_no_keys_are_the_same_as_none() -> None:
+    ids = range(12)
+    assert chain(ids, SPACE, {}) == chain(ids, SPACE, {0: [], 7: ["x"]}) == chain(ids, SPACE)
+    assert extend(5, ids, 4, [(), ()]) == extend(5, ids, 4)
