@@ -66,7 +66,7 @@ class Changes(StreamingResponse):
             await self._broadcast.leave(self._reader)
 
     async def _events(self) -> AsyncIterator[bytes]:
-        yield b": changes follow\n\n"
+        yield f"id: {self._reader.began}\n: changes follow\n\n".encode()
         while True:
             try:
                 found = await self._reader.take(self._broadcast.settings.heartbeat_s)

@@ -67,6 +67,7 @@ class Reader:
         self._life = 0
         self._own: OwnTail | None = None
         self._first = b""  # read before the answer began
+        self.began = NOWHERE  # the cursor it goes on from
         self._told_at: float | None = None  # wall clock of the last entry of the own tail
 
     async def begin(self, after: Cursor | None) -> None:
@@ -74,7 +75,7 @@ class Reader:
         await self._all.followed()
         self._ring = self._all.ring
         cursor = await self._all.now() if after is None else after
-        self._place.at = cursor
+        self._place.at = self.began = cursor
         if not await self._settle(self._all.settings.changes_wait_s):
             await self._fall_behind()
             self._first = await self._catch_up(_FIRST_S, _FIRST_S)

@@ -163,6 +163,7 @@ SHARDS = Key(
 )
 TOKENIZER = Key("tokenizer", text, "", "folder with tokenizer.json, or 'builtin'")
 ADMIN_KEY = Key("admin_key", text, "", "key that admin writes need when not on loopback")
+READERS = Key("changes_readers", whole(1, 100_000), 1000, "readers of /changes; more get 429")
 LEVELS = ("debug", "info", "warning", "error")
 LOG = _one_of("log_level", LEVELS, "info", "how much to log")
 
@@ -184,6 +185,7 @@ ROUTER_KEYS: tuple[Key, ...] = (
     Key("max_payload_size", whole(1, 2**40), 512 * 2**20, "bytes of a request body"),
     Key("api_key", text, "", "key that inference needs; none = open"),
     Key("prometheus_port", port, None, "a second port for /metrics"),
+    READERS,
     TOKENIZER,
     ADMIN_KEY,
     LOG,
@@ -244,8 +246,14 @@ INGEST_KEYS = (
     LOG,
 )
 INDEX_KEYS = (
-    NEEDED_REDIS, PREFIX, HOST, Key("port", port, 8100, "port to listen on"), TOKENIZER, LOG,
-)  # fmt: skip
+    NEEDED_REDIS,
+    PREFIX,
+    HOST,
+    Key("port", port, 8100, "port to listen on"),
+    READERS,
+    TOKENIZER,
+    LOG,
+)
 BOOTSTRAP_KEYS = (
     HOST,
     Key("port", port, 8998, "port to listen on"),
@@ -259,6 +267,7 @@ BOOTSTRAP_KEYS = (
 URL = Key("url", http_url, "http://127.0.0.1:8000", "a gateway or an index service")
 MODEL = Key("model", text, "", "model name; needed where not exactly one is served")
 AFTER = Key("after", text, "", "cursor to go on from; none = from now on")
+RECORDS = Key("json", switch, False, "the records themselves, a line of JSON each")
 
 COMMANDS: dict[str, Command] = {
     "demo": Command("A whole plane with two prefill and two decode engines.", DEMO_KEYS),
@@ -280,7 +289,9 @@ COMMANDS: dict[str, Command] = {
         (),
         (Key("url", http_url, None, "what to ask"),),
     ),
-    "tail": Command("Follow the changes of the index, one line of JSON each.", (URL, AFTER)),
+    "tail": Command(
+        "Follow the changes of the index, a line of words each.", (URL, AFTER, RECORDS)
+    ),
 }
 WORKER_COMMANDS = frozenset({"all", "ingest", "index", "router"})
 NEEDS_REDIS = frozenset({"ingest", "index"})

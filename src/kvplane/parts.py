@@ -10,7 +10,9 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from kvplane.events import Subscriptions
+from prometheus_client import CollectorRegistry
+
+from kvplane.events import Broadcast, EventsSettings, Subscriptions
 from kvplane.index import MemoryStore, RedisStore, Store
 from kvplane.router import (
     BreakerSettings,
@@ -75,6 +77,14 @@ def store_of(told: Settings, clock: Clock, writes: bool) -> Store:
         return MemoryStore(clock)
     shards = told.values.get("shards")
     return RedisStore(told["redis"], told["redis_prefix"], shards, writes=writes)
+
+
+def broadcast_of(
+    told: Settings, store: Store, clock: Clock, registry: CollectorRegistry
+) -> Broadcast:
+    """The change stream of this process."""
+    settings = EventsSettings(changes_readers=told["changes_readers"])
+    return Broadcast(store, clock, settings, registry)
 
 
 def router_settings(told: Settings) -> RouterSettings:

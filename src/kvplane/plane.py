@@ -18,10 +18,11 @@ import aiohttp
 from kvplane.bootstrap import BootstrapClient
 from kvplane.composite import Composite
 from kvplane.doors import Metrics, Server, Switchboard, new_registry
-from kvplane.events import Broadcast, EventsMetrics, Subscriptions, routes
+from kvplane.events import EventsMetrics, Subscriptions, routes
 from kvplane.index import Follower, IndexMetrics, Store, StoreDown, View, index_app
 from kvplane.parts import (
     Hall,
+    broadcast_of,
     probe_settings,
     router_settings,
     store_of,
@@ -82,7 +83,7 @@ class GatewayPlane(Composite):
             metrics=metrics,
             clock=self._clock,
         )
-        changes = Broadcast(store, self._clock, registry=self._registry)
+        changes = broadcast_of(self._told, store, self._clock, self._registry)
         index.router.routes.extend(routes(changes, "/index/snapshot"))
         admin = admin_app(gateway, static, worker_from_table)
         door = Switchboard(
@@ -157,7 +158,7 @@ class IndexPlane(Composite):
         await _look_at(store)
         follower = Follower(store, view, clock, metrics)
         prompts = Prompts(default=told["tokenizer"])
-        changes = Broadcast(store, clock, registry=registry)
+        changes = broadcast_of(told, store, clock, registry)
         await self.begin(follower, prompts)
         app = index_app(
             view,

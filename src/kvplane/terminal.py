@@ -1,14 +1,13 @@
-"""Terminal: the commands that ask a running plane and print text: rank, tail.
+"""Terminal: the commands that ask a running plane and print text.
 
-Door. Used by wiring.py; the question of a health check is in health.py. Open it to change what a
-person reads there.
+Door. Used by wiring.py: rank is here, tail in tailing.py, the question of a health check in
+health.py. Open it to change what a person reads there.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from typing import Any
 
 import aiohttp
@@ -16,7 +15,7 @@ import aiohttp
 from kvplane.index import IndexClient, IndexRefused
 from kvplane.settings import Settings
 
-TIMEOUT_S = 10.0  # one question; tail has none, it follows until it is ended
+TIMEOUT_S = 10.0  # one question
 
 
 def say(line: str) -> None:
@@ -80,24 +79,6 @@ async def _json(answer: aiohttp.ClientResponse) -> Any:
     return found
 
 
-async def tail(told: Settings) -> int:
-    """Print each change as one line of JSON until ended; 1 if the cursor is too old."""
-    query = {"after": told["after"]} if told["after"] else {}
-    timeout = aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT_S)
-    async with (
-        aiohttp.ClientSession(told["url"], timeout=timeout) as session,
-        session.get("/index/changes", params=query) as answer,
-    ):
-        if answer.status != 200:
-            complain(_reason(await _json(answer)))
-            return 1
-        async for line in answer.content:
-            if line.startswith(b"data:"):
-                say(line[5:].decode().strip())
-    complain(f"{told['url']} has ended the stream")
-    return 1
-
-
 def unreachable(url: str, error: BaseException) -> str:
     """Why a question to `url` got no answer, for a person."""
     if isinstance(error, aiohttp.ClientConnectorError):
@@ -107,7 +88,3 @@ def unreachable(url: str, error: BaseException) -> str:
     if isinstance(error, TimeoutError):
         return f"{url}: no answer in time"
     return f"{url}: {error or type(error).__name__}"
-
-
-def _reason(answer: Mapping[str, Any]) -> str:
-    return str(answer.get("error", {}).get("message", answer))

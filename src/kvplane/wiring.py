@@ -198,9 +198,18 @@ async def _rank(told: Settings) -> int:
 
 
 async def _tail(told: Settings) -> int:
-    from kvplane import terminal
+    """Until Ctrl-C, which is how it is meant to end."""
+    from kvplane import tailing
 
-    return await terminal.tail(told)
+    async with _signals() as ended:
+        work, stop = asyncio.create_task(tailing.tail(told)), asyncio.create_task(ended.wait())
+        await asyncio.wait((work, stop), return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if work.done():
+            return await work
+        work.cancel()
+        await asyncio.wait((work,))
+    return 0
 
 
 COMMANDS: dict[str, Callable[[Settings], Awaitable[int]]] = {

@@ -70,8 +70,8 @@ async def read(answer: aiohttp.ClientResponse, wanted: int) -> list[dict[str, An
     async with asyncio.timeout(5):
         while len(found) < wanted:
             line = (await answer.content.readline()).decode().rstrip("\n")
-            if not line and event:
-                found.append(event)
+            if not line:
+                found += [event] if "event" in event else []
                 event = {}
             elif line and not line.startswith(":"):
                 name, _, value = line.partition(": ")
@@ -111,6 +111,19 @@ async def test_without_a_cursor_the_stream_begins_now() -> None:
     await store.close()
 
 
+async def test_a_reader_that_heard_nothing_yet_knows_where_to_go_on() -> None:
+    store = await filled(3)
+    async with served(store) as url, aiohttp.ClientSession() as session:
+        async with session.get(url) as answer:
+            first = (await answer.content.readline()).decode()
+        await apply(store, Epoch(1), 3)  # while it is away
+        resumed = {"last-event-id": first.removeprefix("id: ").strip()}
+        async with session.get(url, headers=resumed) as answer:
+            (event,) = await read(answer, 1)
+        assert event["data"]["sequence"] == 3
+    await store.close()
+
+
 async def test_a_quiet_stream_shows_that_it_lives() -> None:
     store = await filled(0)
     async with (
@@ -119,8 +132,9 @@ async def test_a_quiet_stream_shows_that_it_lives() -> None:
         session.get(url) as answer,
         asyncio.timeout(5),
     ):
-        lines = [await answer.content.readline() for _ in range(3)]
-    assert lines == [b": changes follow\n", b"\n", b": nothing new\n"]
+        lines = [await answer.content.readline() for _ in range(4)]
+    cursor = (await store.head()).encode()
+    assert lines == [b"id: %s\n" % cursor, b": changes follow\n", b"\n", b": nothing new\n"]
     await store.close()
 
 

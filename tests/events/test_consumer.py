@@ -180,7 +180,7 @@ async def test_a_snapshot_and_what_follows_it_is_the_index_while_a_writer_writes
     async def write() -> None:
         while not done.is_set():
             await writer.step()
-            await asyncio.sleep(0)
+            await asyncio.sleep(0.002)  # engines leave the readers a breath
 
     async with served(store) as (view, follower, url), aiohttp.ClientSession() as session:
         for _ in range(200):
