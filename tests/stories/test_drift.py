@@ -17,7 +17,6 @@ from kit.plane import EngineSeat, Plane
 from kit.ports import free_port
 from kit.wait import until
 
-
 pytestmark = pytest.mark.slow
 
 
