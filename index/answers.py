@@ -9,7 +9,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from kvplane.vocabulary import BlockHash, Knowledge, PrefixChain, Stored, Tier, Worker, WorkerUp
+from kvplane.vocabulary import (
+    BlockHash,
+    Group,
+    Knowledge,
+    PrefixChain,
+    Stored,
+    Tier,
+    Worker,
+    WorkerUp,
+)
 
 from .facts import Facts
 from .hashing import to_hex
@@ -187,7 +196,7 @@ def snapshot(view: View, one: Worker, cursor: str, text: bool) -> Iterator[dict[
     """
     facts = view.facts(one)
     assert facts is not None, "asked only for workers the view knows"
-    stretches = list(view.held(one))
+    stretches = [*view.held(one), *_further(facts)]
     head = {
         "version": 1,
         "worker": str(one),
@@ -209,4 +218,21 @@ def _lines(
         parent: Any = held.parent
         if text and parent is not None:
             parent = to_hex(parent)
-        yield {"tier": held.tier, "parent": parent, "blocks": shown}
+        line = {"tier": held.tier, "parent": parent, "blocks": shown}
+        yield line if held.group is None else {**line, "group": _rule(held.group)}
+
+
+def _further(facts: Facts) -> Iterator[Stored]:
+    """What further cache groups hold; one that holds nothing is shown to be there."""
+    for _, further in sorted(facts.groups.items()):
+        for tier, blocks in zip(TIERS, further.held, strict=True):
+            if blocks or (tier is Tier.GPU and not any(further.held)):
+                named, size = tuple(map(BlockHash, sorted(blocks))), facts.block_size or 0
+                rule = further.rule
+                yield Stored(facts.worker, facts.epoch, tier, None, named, size, rule)
+
+
+def _rule(of: Group) -> dict[str, Any]:
+    """As in the records of the change stream."""
+    shown = {"number": of.number, "kind": of.kind, "tokens": of.tokens}
+    return {**shown, "block_size": of.block_size}

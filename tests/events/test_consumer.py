@@ -36,6 +36,8 @@ from kvplane.vocabulary import (
     ClearReason,
     Cursor,
     Epoch,
+    Group,
+    GroupKind,
     Pod,
     Removed,
     Stored,
@@ -44,8 +46,10 @@ from kvplane.vocabulary import (
 )
 
 WORKERS = [Worker(Pod(f"p{number}")) for number in range(5)]
-TIERS = (Tier.GPU, Tier.CPU)
-Held = dict[str, dict[str, set[str]]]  # worker -> tier -> blocks
+TIERS = (Tier.GPU, Tier.CPU)  # in the order of a view's
+GROUPS = {number: Group(number, GroupKind.WINDOW, 128, 16) for number in (1, 2)}
+Kind = tuple[str, int | None]  # tier, and which further cache group; None = the counted one
+Held = dict[str, dict[Kind, set[str]]]  # worker -> kind -> blocks
 
 
 @dataclass
@@ -70,7 +74,7 @@ class Consumer:
                 name = line["worker"]
                 self.held[name] = defaultdict(set)
             else:
-                self.held[name][line["tier"]].update(line["blocks"])
+                self.held[name][kind(line)].update(line["blocks"])
         self.cursor = end["cursor"]
 
     async def follow(self, events: int) -> None:
@@ -90,19 +94,27 @@ class Consumer:
         for change in body["changes"]:
             held = self.held.setdefault(change["worker"], defaultdict(set))
             if change["kind"] == "stored":
-                held[change["tier"]].update(change["blocks"])
+                held[kind(change)].update(change["blocks"])
             elif change["kind"] == "removed":
-                held[change["tier"]].difference_update(change["blocks"])
+                held[kind(change)].difference_update(change["blocks"])
             elif change["kind"] == "cleared":
-                held.pop(change["tier"], None) if change["tier"] else held.clear()
+                for tier, group in list(held):
+                    if change["tier"] in (None, tier):
+                        del held[tier, group]
                 if change["reason"] == "gone":
                     del self.held[change["worker"]]
 
     def shown(self) -> Held:
         return {
-            name: {tier: blocks for tier, blocks in held.items() if blocks}
+            name: {kind: blocks for kind, blocks in held.items() if blocks}
             for name, held in self.held.items()
         }
+
+
+def kind(told: dict[str, Any]) -> Kind:
+    """Of a stretch of a snapshot, or of a change."""
+    group = told.get("group")
+    return told["tier"], group["number"] if isinstance(group, dict) else group
 
 
 def truth(view: View) -> Held:
@@ -111,7 +123,13 @@ def truth(view: View) -> Held:
     for worker in view.workers():
         held = found[str(worker)] = defaultdict(set)
         for stretch in view.held(worker):
-            held[stretch.tier.value].update(map(to_hex, stretch.blocks))
+            held[stretch.tier.value, None].update(map(to_hex, stretch.blocks))
+        facts = view.facts(worker)
+        for number, further in facts.groups.items() if facts else ():
+            for tier, blocks in zip(TIERS, further.held, strict=False):
+                if blocks:
+                    held[tier.value, number] = set(map(to_hex, blocks))
+    assert any(held for held in found.values())
     return found
 
 
@@ -143,11 +161,12 @@ class Writer:
         tier, dice = self._random.choice(TIERS), self._random.random()
         start = self._random.randrange(0, 190)
         blocks = tuple(BlockHash(1 + at) for at in range(start, start + self._random.randint(1, 9)))
+        group = self._random.choice([None, None, *GROUPS])
         if dice < 0.6:
             parent = BlockHash(start) if start else None
-            return Stored(worker, epoch, tier, parent, blocks, 16)
+            return Stored(worker, epoch, tier, parent, blocks, 16, GROUPS.get(group or 0))
         if dice < 0.97:
-            return Removed(worker, epoch, tier, blocks)
+            return Removed(worker, epoch, tier, blocks, group)
         return Cleared(worker, epoch, ClearReason.ENGINE, self._random.choice([None, *TIERS]))
 
 

@@ -36,6 +36,8 @@ from kvplane.index import (
 from kvplane.vocabulary import (
     Change,
     Epoch,
+    Group,
+    GroupKind,
     Knowledge,
     Known,
     Namespace,
@@ -358,6 +360,22 @@ async def test_a_snapshot_of_all_has_every_worker_and_where_to_go_on(index: Inde
     assert [line.get("worker") or line.get("end") or line["tier"] for line in unpacker] == [
         "[fd00::1]:8000@1", "disk", "ns/p:0", "gpu", True,
     ]  # fmt: skip
+
+
+async def test_a_snapshot_names_the_cache_group_of_what_is_not_counted(index: Index) -> None:
+    group, empty = Group(1, GroupKind.WINDOW, 128, 32), Group(2, GroupKind.STATE)
+    two = replace(stored(A, CHAIN.blocks[2:4], tier=Tier.CPU), group=group)
+    index.tell(stored(A, CHAIN.blocks), two, replace(two, blocks=(), group=empty))
+    _, data = await index.raw("/snapshot?worker=ns/p:0", "*/*")
+    head, counted, *further = [json.loads(line) for line in data.splitlines()]
+    assert head["stretches"] == 3 and "group" not in counted
+    shown = {"number": 1, "kind": "window", "tokens": 128, "block_size": 32}
+    blocks = sorted(map(to_hex, CHAIN.blocks[2:4]))
+    none = {"number": 2, "kind": "state", "tokens": 0, "block_size": 0}
+    assert further == [
+        {"tier": "cpu", "parent": None, "blocks": blocks, "group": shown},
+        {"tier": "gpu", "parent": None, "blocks": [], "group": none},
+    ]
 
 
 def msgpack_lines(data: bytes) -> list[dict[str, Any]]:
