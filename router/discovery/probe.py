@@ -11,7 +11,7 @@ what the answers mean. Open it to change which routes are asked.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
@@ -36,10 +36,14 @@ class ProbeFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """What was learnt. `pending`: the engine lives, but did not tell its facts in time."""
+    """What was learnt. `pending`: the engine lives, but did not tell its facts in time.
+
+    `changing`: it tells what may be another thing next time, a life or a sleep.
+    """
 
     up: WorkerUp
     pending: bool = False
+    changing: bool = field(default=False, compare=False)
 
 
 async def probe(
@@ -67,7 +71,8 @@ async def probe(
         )
     except ProbeFailed:
         return Probed(declared, pending=True)
-    return Probed(filled(declared, Answers(info, models, sources, metrics), before))
+    up = filled(declared, Answers(info, models, sources, metrics), before)
+    return Probed(up, changing=bool(up.generation) or metrics is not None)
 
 
 async def _nothing() -> Facts:

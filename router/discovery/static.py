@@ -106,7 +106,7 @@ class Static:
             was_well, well = well, await self._look(found.up)
             if not well:
                 continue
-            if not (found.pending or found.up.generation or not was_well):
+            if not (found.pending or found.changing or not was_well):
                 continue  # nothing to learn from an engine that never went away
             try:
                 again = await self._probe(declared)

@@ -9,7 +9,7 @@ from typing import Any
 import aiohttp
 import pytest
 from kit.clock import FakeClock
-from kit.engine import HANG, fake_engine
+from kit.engine import HANG, FakeEngine, fake_engine
 from kit.ports import free_port
 from kit.wait import until
 
@@ -91,6 +91,12 @@ async def tick(clock: FakeClock, condition: Callable[[], bool], step: float = 5.
     await until(so, timeout_s=10)
 
 
+async def tick_looks(clock: FakeClock, engine: FakeEngine) -> None:
+    """Let time pass until its metrics were read again, and what they said was told."""
+    seen = engine.asked.count("/metrics")
+    await tick(clock, lambda: engine.asked.count("/metrics") >= seen + 2)
+
+
 async def test_a_living_engine_is_told_once_with_its_facts(begin: Begin, heard: Heard) -> None:
     async with fake_engine(server_info=INFO) as engine:
         await begin(engine.url)
@@ -169,6 +175,64 @@ async def test_an_engine_without_generation_that_came_back_changed_is_told_again
         await tick(clock, lambda: len(heard.ups) == 2)
         assert [up.block_size for up in heard.ups] == [16, 32]
         assert heard.told == ["up p1 None", "up p1 None"]
+
+
+def page(started: float, awake: int = 1) -> bytes:
+    """What vLLM's /metrics says of its life."""
+    lines = [
+        "# TYPE process_start_time_seconds gauge",
+        f"process_start_time_seconds {started}",
+        f'vllm:engine_sleep_state{{engine="0",sleep_state="awake"}} {awake}.0',
+        'vllm:cache_config_info{_block_size_resolved="True",block_size="32",engine="0"} 1.0',
+    ]
+    return "\n".join(lines).encode()
+
+
+MODELS = {"data": [{"id": "tiny"}]}
+FIRST = "up p1 started:1700000000"
+
+
+async def test_an_engine_without_generation_restarted_when_its_process_is_younger(
+    begin: Begin, heard: Heard, clock: FakeClock
+) -> None:
+    async with fake_engine(v1__models=MODELS, metrics=page(1_700_000_000.2)) as engine:
+        await begin(engine.url)
+        await until(lambda: heard.told == [FIRST], timeout_s=5)
+        for said in (page(1_700_000_000.4), page(1_700_000_001.3), page(1_600_000_000), 404, 500):
+            engine.answers["/metrics"] = said
+            await tick_looks(clock, engine)
+        assert heard.told == [FIRST]
+        engine.answers["/metrics"] = page(1_700_000_009)
+        await tick(clock, lambda: len(heard.told) == 3)
+        assert heard.told == [FIRST, "down p1", "up p1 started:1700000009"]
+        assert [up.block_size for up in heard.ups] == [32, 32]
+
+
+async def test_a_start_that_is_told_late_is_no_restart(
+    begin: Begin, heard: Heard, clock: FakeClock
+) -> None:
+    async with fake_engine(v1__models=MODELS, metrics=b"nothing\n") as engine:
+        await begin(engine.url)
+        await until(lambda: heard.told == ["up p1 None"], timeout_s=5)
+        engine.answers["/metrics"] = page(1_700_000_000)
+        await tick(clock, lambda: len(heard.told) == 2)
+        assert heard.told == ["up p1 None", FIRST]
+
+
+async def test_an_engine_that_sleeps_is_told_again_and_so_is_its_waking(
+    begin: Begin, heard: Heard, clock: FakeClock
+) -> None:
+    async with fake_engine(v1__models=MODELS, metrics=page(1_700_000_000)) as engine:
+        await begin(engine.url)
+        await until(lambda: heard.told == [FIRST], timeout_s=5)
+        engine.answers["/metrics"] = page(1_700_000_000, awake=0)
+        await tick(clock, lambda: len(heard.ups) == 2)
+        engine.answers["/metrics"] = 503  # says nothing new
+        await tick_looks(clock, engine)
+        engine.answers["/metrics"] = page(1_700_000_000)
+        await tick(clock, lambda: len(heard.ups) == 3)
+        assert [up.asleep for up in heard.ups] == [False, True, False]
+        assert heard.told == [FIRST] * 3
 
 
 async def test_an_engine_that_keeps_silent_about_itself_serves_and_is_asked_again(

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from kvplane.router.discovery.exposition import Page, read_page
 from kvplane.router.discovery.facts import Answers, filled
-from kvplane.router.discovery.publishers import dial
+from kvplane.router.discovery.publishers import counted, dial
 from kvplane.vocabulary import Pod, Role, Shape, WorkerUp
 
+VECTORS = Path(__file__).parents[1] / "vectors"
 DECLARED = WorkerUp(Pod("p1"), "http://10.0.0.7:30000", Role.PREFILL)
 SGLANG: dict[str, Any] = {
     "disaggregation_mode": "prefill", "disaggregation_bootstrap_port": 8998, "page_size": 64,
@@ -115,6 +120,171 @@ def test_events_that_are_switched_off_are_no_events() -> None:
 
 def test_the_dtype_auto_is_no_dtype() -> None:
     assert of({**SGLANG, "kv_cache_dtype": "auto"}).shape.kv_dtype is None
+
+
+CONFIG = {"publisher": "zmq", "endpoint": "tcp://*:5557", "topic": "kv@p1@qwen3"}
+
+
+@pytest.mark.parametrize("form", [json.dumps, dict], ids=["text", "object"])
+def test_an_sglang_that_only_tells_its_arguments_is_counted_up_by_rank(form: Any) -> None:
+    told = {**CONFIG, "replay_endpoint": "tcp://*:6557", "buffer_steps": 10_000}
+    info = {**SGLANG, "kv_events": None, "kv_events_config": form(told)}
+    found = of(info)
+    assert found.events == ("tcp://10.0.0.7:5557", "tcp://10.0.0.7:5558")
+    assert found.replay == ("tcp://10.0.0.7:6557", "tcp://10.0.0.7:6558")
+    assert found.topic == "kv@p1@qwen3"
+
+
+@pytest.mark.parametrize(
+    "told",
+    [None, "", "{", "[1]", "7", '{"publisher":"null"}', "{}", "[" * 100_000, 7, ["x"], {},
+     '{"publisher":"zmq","endpoint":7}'],
+)  # fmt: skip
+def test_arguments_that_say_nothing_of_events_are_no_events(told: Any) -> None:
+    found = of({**SGLANG, "kv_events": None, "kv_events_config": told})
+    if told == '{"publisher":"zmq","endpoint":7}':  # SGLang's own default
+        assert found.events == ("tcp://10.0.0.7:5557", "tcp://10.0.0.7:5558")
+    else:
+        assert (found.events, found.replay, found.topic) == ((), (), "")
+
+
+@pytest.mark.parametrize(
+    ("base", "found"),
+    [
+        ("tcp://*:0", ("tcp://10.0.0.7:0",)),
+        ("ipc:///run/kv", ("ipc:///run/kv",)),
+        ("inproc://kv", ("inproc://kv",)),
+        ("tcp://[::]:5557", ("tcp://10.0.0.7:5557", "tcp://10.0.0.7:5558")),
+        ("tcp://collector:5557", ("tcp://collector:5557", "tcp://collector:5558")),
+    ],
+)
+def test_what_cannot_be_counted_up_is_left_as_one(base: str, found: tuple[str, ...]) -> None:
+    assert counted(base, 2, "10.0.0.7") == found
+
+
+def sources(count: int, **more: Any) -> dict[str, Any]:
+    return {
+        str(rank): {
+            "enable_kv_cache_events": True, "publisher": "zmq",
+            "endpoint": f"tcp://*:{5557 + rank}",
+            "replay_endpoint": f"tcp://*:{6557 + rank}", "topic": "kv@p1@m", **more,
+        }
+        for rank in range(count)
+    }  # fmt: skip
+
+
+def test_the_ranks_of_vllm_are_those_it_names() -> None:
+    found = of(None, MODELS, sources(4))
+    assert (found.dp_size, found.topic) == (4, "kv@p1@m")
+    assert found.events == tuple(f"tcp://10.0.0.7:{5557 + rank}" for rank in range(4))
+    assert found.replay[3] == "tcp://10.0.0.7:6560"
+
+
+def test_the_sources_that_a_real_vllm_gave() -> None:
+    (told,) = [
+        line["answer"]
+        for line in map(json.loads, (VECTORS / "vllm-kv-events.jsonl").read_text().splitlines())
+        if line.get("path") == "/kv_event_sources"
+    ][:1]
+    found = of(None, MODELS, told)
+    assert found.events == ("tcp://10.0.0.7:18007",)
+    assert found.replay == ("tcp://10.0.0.7:18008",)
+    assert found.topic == "kv@127.0.0.1:18000@tiny"
+
+
+@pytest.mark.parametrize("more", [{"publisher": None}, {"publisher": "null"}, {"endpoint": 7}])
+def test_a_vllm_publisher_that_is_off_is_no_events(more: dict[str, Any]) -> None:
+    assert of(None, MODELS, sources(2, **more)).events == ()
+
+
+def test_a_vllm_in_developers_mode_is_a_vllm() -> None:
+    found = of({"vllm_config": "..."}, MODELS, sources(1))
+    assert found.engine == "vllm" and found.events
+
+
+def test_a_declared_topic_wins() -> None:
+    declared = replace(DECLARED, topic="mine")
+    assert of(None, MODELS, sources(1), declared).topic == "mine"
+
+
+# What /metrics says
+
+
+PAGE = """# HELP process_start_time_seconds Start time of the process since unix epoch in seconds.
+process_start_time_seconds 1.70000000049e+09
+vllm:engine_sleep_state{engine="0",model_name="tiny",sleep_state="awake"} 1.0
+vllm:engine_sleep_state{engine="0",model_name="tiny",sleep_state="discard_all"} 0.0
+vllm:cache_config_info{_block_size_resolved="True",block_size="32",engine="0"} 1.0
+"""
+
+
+def test_a_page_tells_start_sleep_and_block_size() -> None:
+    assert read_page(PAGE) == Page(1_700_000_000, asleep=False, block_size=32)
+    assert read_page(PAGE.replace('"awake"} 1.0', '"awake"} 0.0')).asleep
+    two = PAGE + 'vllm:engine_sleep_state{engine="1",sleep_state="awake"} 0\n'
+    assert read_page(two).asleep
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "process_start_time_seconds", "process_start_time_seconds NaN",
+        "process_start_time_seconds 1e400", "process_start_time_seconds -5",
+        "process_start_time_seconds 0", "my_process_start_time_seconds 5",
+        'vllm:cache_config_info{block_size="None"} 1',
+        'vllm:cache_config_info{my_block_size="7"} 1',
+        'vllm:cache_config_info{block_size="0"} 1', "process_start_time_seconds " + "9" * 10_000,
+        'vllm:engine_sleep_state{sleep_state="awake"} x', "x" * 1_000_000, "{" * 100_000,
+    ],
+)  # fmt: skip
+def test_a_page_that_says_nothing_tells_nothing(text: str) -> None:
+    assert read_page(text) == Page()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "vllm:engine_sleep_state{" + 'sleep_state="awake",' * 150_000,
+        "vllm:cache_config_info{" + ',block_size="' * 200_000,
+        "process_start_time_seconds{" * 100_000,
+        'vllm:engine_sleep_state{sleep_state="awake"' * 90_000,
+    ],
+)
+def test_a_page_made_to_be_slow_is_not(line: str) -> None:
+    assert read_page(line) == Page()  # hours without bounds: the test's time limit ends it
+
+
+@given(st.text(max_size=200))
+def test_any_page_is_read(text: str) -> None:
+    read_page(text)
+    read_page("vllm:engine_sleep_state{" + text + "\nprocess_start_time_seconds " + text)
+
+
+def paged(text: str | None, before: WorkerUp | None = None, **more: Any) -> WorkerUp:
+    info = more.pop("info", {})
+    return filled(DECLARED, Answers(info, MODELS, {}, text), before)
+
+
+def test_the_block_size_of_metrics_is_the_last_that_is_asked() -> None:
+    assert paged(PAGE).block_size == 32
+    assert paged(PAGE, info={"page_size": 16}).block_size == 16
+    declared = replace(DECLARED, block_size=7)
+    assert filled(declared, Answers({}, MODELS, {}, PAGE)).block_size == 7
+
+
+def test_a_generation_that_an_engine_tells_is_kept_before_its_start() -> None:
+    assert paged(PAGE, info=TINY).generation == "g1"
+
+
+@given(st.lists(st.integers(1, 2**40), min_size=1, max_size=12))
+def test_a_life_that_starts_only_goes_forward(starts: list[int]) -> None:
+    known, seen = None, []
+    for start in starts:
+        known = paged(f"process_start_time_seconds {start}", known)
+        assert known.generation is not None
+        seen.append(int(known.generation.removeprefix("started:")))
+        assert paged(None, known).generation == paged("", known).generation == known.generation
+    assert seen == sorted(seen) and seen[-1] >= max(starts) - 1
 
 
 @pytest.mark.parametrize(

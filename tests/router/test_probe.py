@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -14,7 +15,7 @@ from kit.ports import free_port
 
 from kvplane.router.discovery.probe import Probed, ProbeFailed, alive, probe
 from kvplane.router.settings import ProbeSettings
-from kvplane.vocabulary import Pod, Role, WorkerUp
+from kvplane.vocabulary import Generation, Pod, Role, WorkerUp
 
 SETTINGS = ProbeSettings(deadline_s=0.2, most_bytes=10_000)
 INFO = {"disaggregation_mode": "prefill", "page_size": 16, "kvplane": {"generation": "g"}}
@@ -113,3 +114,30 @@ async def test_an_engine_that_lives_but_tells_nothing_is_used_as_declared(
 async def test_an_answer_that_is_no_object_tells_nothing(session: aiohttp.ClientSession) -> None:
     async with fake_engine(server_info=b"[1]", v1__models=b"7") as engine:
         assert (await asked(session, engine)).up == declared(engine.url)
+
+
+PAGE = b"process_start_time_seconds 1.7e9\n"
+
+
+async def test_metrics_are_asked_of_engines_that_tell_no_generation(
+    session: aiohttp.ClientSession,
+) -> None:
+    async with fake_engine(v1__models=MODELS, metrics=PAGE) as engine:
+        found = await asked(session, engine)
+        assert (found.up.generation, found.changing) == ("started:1700000000", True)
+    async with fake_engine(server_info=INFO, v1__models=MODELS, metrics=PAGE) as engine:
+        assert (await asked(session, engine)).up.generation == "g"
+        assert "/metrics" not in engine.asked
+
+
+@pytest.mark.parametrize("metrics", [404, 500, HANG, b"\xff\xfe", b"x" * 20_000, {"a": 1}])
+async def test_nobody_is_down_for_want_of_metrics(
+    session: aiohttp.ClientSession, metrics: Any
+) -> None:
+    async with fake_engine(v1__models=MODELS, metrics=metrics) as engine:
+        found = await asked(session, engine)
+        assert (found.up.model, found.up.generation, found.pending) == ("tiny", None, False)
+        known = replace(found.up, generation=Generation("started:5"), asleep=True)
+        again = await probe(session, declared(engine.url), SETTINGS, known)
+        assert again.up.generation == "started:5"
+        assert again.up.asleep == (not isinstance(metrics, bytes | dict) or len(metrics) > 10_000)
