@@ -28,6 +28,7 @@ class EventsSettings:
     receive_batches: int = 20_000  # high-water mark of a socket; what is above is lost and replayed
     message_bytes: int = 64 << 20  # a longer message closes the connection; batches are kilobytes
     drain_batches: int = 1024  # taken off a socket before the loop looks around
+    breath_s: float = 0.005  # of work, then others on the loop have their turn
     linger_s: float = (
         0.003  # longest wait for more to write; one block alone costs 15 times as much
     )

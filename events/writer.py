@@ -86,7 +86,7 @@ class Writer:
         self._changes: list[Change] = []
         self._rows: dict[bytes, Value | None] = {}
         self._reset = False
-        self._begun = 0.0  # monotonic seconds when the first of it was taken
+        self._begun = self._breath = 0.0  # monotonic seconds of its first, of the loop's last turn
 
     # -- where the store stands ------------------------------------------------------------------
 
@@ -211,6 +211,7 @@ class Writer:
         self._metrics.translated(out.left_out, out.waiting)
         if self._first is None:
             self._first, self._begun = frame.sequence, self._clock.now()
+            self._breath = self._begun
         self.last = frame.sequence
         self._changes += out.changes
         self._rows |= out.rows
@@ -219,6 +220,9 @@ class Writer:
         many = self.last - self._first + 1 >= settings.apply_batches
         if many or len(self._rows) >= settings.apply_rows:
             await self.flush()
+        elif self._clock.now() - self._breath > settings.breath_s:
+            await asyncio.sleep(0)
+            self._breath = self._clock.now()
 
     def _decode(self, frame: Frame) -> tuple[Decoded, str]:
         """Events of a batch, and what was lost where one may have taken blocks away unread.
