@@ -14,15 +14,13 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-# labels are bounded, or a page could be made that takes hours to search
-_START = re.compile(r"^process_start_time_seconds(?:\{[^}\n]{0,4000}\})? +([0-9.eE+]{1,32})", re.M)
+_LABELS = r"[^}\n]{0,4000}"  # bounded, or a page could be made that takes hours to search
+_NUMBER = r" +([0-9.eE+]{1,32})"
+_START = re.compile(rf"^process_start_time_seconds(?:\{{{_LABELS}\}})?{_NUMBER}", re.M)
 _AWAKE = re.compile(
-    r"^vllm:engine_sleep_state\{[^}\n]{0,4000}\bsleep_state=\"awake\"[^}\n]{0,4000}\} +([0-9.]{1,32})",
-    re.M,
+    rf'^vllm:engine_sleep_state\{{{_LABELS}\bsleep_state="awake"{_LABELS}\}}{_NUMBER}', re.M
 )
-_BLOCK = re.compile(
-    r"^vllm:cache_config_info\{(?:[^}\n]{0,4000},)?block_size=\"([0-9]{1,6})\"", re.M
-)
+_BLOCK = re.compile(rf'^vllm:cache_config_info\{{(?:{_LABELS},)?block_size="([0-9]{{1,6}})"', re.M)
 
 
 @dataclass(frozen=True, slots=True)
