@@ -184,7 +184,9 @@ def test_a_request_that_was_right_raises_no_suspicion() -> None:
     view = View()
     store(view, P1, prompt(0))
     store(view, P1, prompt(0), SALTED)
-    assert not seen(view, routed(view, P1, 0, others=(P2,)), 96, salts=("tenant-secret",)).suspicions
+    assert not seen(
+        view, routed(view, P1, 0, others=(P2,)), 96, salts=("tenant-secret",)
+    ).suspicions
 
 
 def test_several_prompts_of_one_request_are_added_up() -> None:
