@@ -91,7 +91,7 @@ class Decoded:
     logged and counted without a flood: BlockStored.colour  BlockStored.field16  medium:tape
     """
 
-    ts: float  # engine clock, seconds; 0.0 where it is missing
+    ts: float  # engine clock, seconds; 0.0 where it is missing or not finite
     events: tuple[EngineEvent, ...]
     dp_rank: int | None
     dropped: tuple[Dropped, ...] = ()

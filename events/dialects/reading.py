@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Callable, Sequence
+from math import isfinite
 from typing import Any
 
 import msgspec
@@ -78,7 +79,8 @@ class Reader:
                 unknown += self._strangers.look(frame, raw)
             except Bad as error:
                 dropped.append(_why(raw, error))
-        return Decoded(ts or 0.0, tuple(events), rank, tuple(dropped), unknown)
+        ts = ts if ts is not None and isfinite(ts) else 0.0
+        return Decoded(ts, tuple(events), rank, tuple(dropped), unknown)
 
     def _frame(self, raw: msgspec.Raw) -> Any:
         decoders = self._maps if _is_map(raw) else self._arrays

@@ -74,8 +74,10 @@ def _unknown(kind: type[msgspec.Struct], raw: msgspec.Raw) -> list[str]:
     if config.array_like:
         last = min(members(raw) - 1, len(fields) + 16)
         return [f"{tag}.field{number}" for number in range(len(fields) + 1, last + 1)]
-    strange = [name for name in _ANY.decode(raw) if name not in (*fields, config.tag_field)]
-    return [f"{tag}.{str(name)[:_MOST_CHARS]}" for name in strange[:16]]
+    names = [one.decode("utf-8", "replace") if isinstance(one, bytes) else str(one)
+             for one in _ANY.decode(raw)]  # fmt: skip
+    strange = [name for name in names if name not in (*fields, config.tag_field)]
+    return [f"{tag}.{name[:_MOST_CHARS]}" for name in strange[:16]]
 
 
 NAMES = {"stored": "BlockStored", "removed": "BlockRemoved", "cleared": "AllBlocksCleared"}

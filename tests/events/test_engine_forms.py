@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
@@ -317,6 +318,7 @@ def test_the_clock_of_an_engine_decides_nothing(ts: float | None) -> None:
     event = {"type": "BlockStored", "block_hashes": [1], "token_ids": [1, 2], "block_size": 2}
     found = vllm.new().decode(msgspec.msgpack.encode([ts, [event], 0]))
     assert found.events == vllm.new().decode(batch(event)).events
+    assert math.isfinite(found.ts)
 
 
 def test_what_took_blocks_away_and_was_not_understood_is_worse() -> None:
