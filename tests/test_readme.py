@@ -117,7 +117,8 @@ def answers(text: str) -> list[dict[str, Any]]:
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="curl is not on PATH")
 async def test_its_examples_run_as_written_and_show_what_it_says() -> None:
-    (chat,), (ask,), (tail,) = (examples(w) for w in ("/chat/completions", "/index/rank", " tail"))
+    words = ("/chat/completions", "/index/rank", " tail", "/index/snapshot")
+    (chat,), (ask,), (tail,), (changes,) = (examples(word) for word in words)
     seats = [EngineSeat("p", "prefill"), EngineSeat("d", "decode")]
     async with plane(seats) as running, started(tail, running) as following:
         assert following.stdout is not None
@@ -134,6 +135,10 @@ async def test_its_examples_run_as_written_and_show_what_it_says() -> None:
             return bool(first["workers"][0]["depth_blocks"] == first["blocks"] > 0)
 
         await until(held, timeout_s=30, what="the index to hold what the chat left")
+        code, out, err = await shell(changes, running)
+        assert code == 0, err
+        *_, end = answers(out)
+        assert end["end"] and f"id: {end['cursor']}\n" in out
         _, out, _ = await shell(chat, running)
         asked = re.search(r"x-kvplane-depth: (\d+)/(\d+)", out)
         assert asked and asked[1] == asked[2] != "0"
