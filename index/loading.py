@@ -25,7 +25,7 @@ from kvplane.vocabulary import Group
 
 from .facts import Further
 from .runs import TIERS, stretches
-from .stores.rows import HAS_PARENT, LONG_ROW, NOTE, SHORT_ROW, decode, group_of
+from .stores.rows import HAS_PARENT, KIND, LONG_ROW, NOTE, SHORT_ROW, decode, group_of
 
 SLICE_ROWS = 16_384  # read in one go: a few ms
 SLICE_BLOCKS = 4_096  # stored in one go: a few ms
@@ -51,7 +51,10 @@ _APART = frozenset(b"gG")  # first bytes of keys that are not of the counted gro
 
 @dataclass(frozen=True, slots=True)
 class Chains:
-    """Held blocks in chain order. Chain i is start[i] .. start[i+1]-1 of blocks and tiers."""
+    """Held blocks in chain order; one that lies under two engine keys is there twice.
+
+    Chain i is start[i] .. start[i+1]-1 of blocks and tiers.
+    """
 
     blocks: Words
     tiers: Masks  # bit per tier
@@ -145,7 +148,7 @@ class Sheet:
                 continue
             form, kind = _FORMS[length]
             rows = np.frombuffer(b"".join(mine), form)
-            right = rows["kind"] & ~np.uint8(HAS_PARENT) == kind
+            right = rows["kind"] & np.uint8(KIND & ~HAS_PARENT) == kind  # whatever its age
             if not right.all():
                 self.unread += int((rows["kind"][~right] != NOTE).sum())
                 rows = rows[right]
@@ -180,11 +183,6 @@ def _columns(rows: npt.NDArray[Any]) -> Columns:
 def _chains(block: Words, parent: Words, has: Bools, tiers: Masks) -> Chains:
     order = np.argsort(block)
     block, parent, has, tiers = block[order], parent[order], has[order], tiers[order]
-    again = block[1:] == block[:-1]
-    if again.any():  # two engine keys, one block
-        first = np.flatnonzero(np.concatenate(([True], ~again)))
-        tiers = np.bitwise_or.reduceat(tiers, first)
-        block, parent, has = block[first], parent[first], has[first]
     above = _above(block, parent, has)
     head, chain, depth = _walk(above)
     rank = _ranked(above, head, chain)

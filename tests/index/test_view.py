@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+from random import Random
 from typing import Any
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from kit.groups import naive_usable
 from xxhash import xxh3_64_intdigest
 
-from kvplane.index import View, forest, rank
+from kvplane.index import (
+    Note,
+    Row,
+    Snapshot,
+    Value,
+    View,
+    WorkerState,
+    forest,
+    group_key,
+    rank,
+    rule_key,
+)
 from kvplane.index import view as view_module
+from kvplane.index.loading import read
+from kvplane.index.stores.rows import encode
 from kvplane.vocabulary import (
     BlockHash,
     Change,
     Cleared,
     ClearReason,
+    Cursor,
     Epoch,
+    Group,
+    GroupKind,
     Knowledge,
     Known,
     Namespace,
@@ -36,6 +55,15 @@ Path = tuple[int, ...]  # which child is taken at each block: names a block and 
 
 paths = st.lists(st.integers(0, 1), min_size=1, max_size=9).map(tuple)
 workers = st.sampled_from(WORKERS)
+groups = st.sampled_from(
+    [
+        Group(1, GroupKind.WINDOW, 33),
+        Group(1, GroupKind.WINDOW, 40),  # told another rule later
+        Group(2, GroupKind.STATE),
+        Group(2, GroupKind.FULL, 0, 32),
+        Group(3, GroupKind.CHUNK, 64),
+    ]
+)
 tiers = st.sampled_from(TIERS)
 
 
@@ -53,6 +81,15 @@ class Naive:
 
     def __init__(self) -> None:
         self.held: dict[Worker, dict[Tier, set[BlockHash]]] = {}
+        self.groups: dict[Worker, dict[int, tuple[Group, dict[Tier, set[BlockHash]]]]] = {}
+
+    def void(self, worker: Worker, over: bool) -> None:
+        """`over`: the life ended; else the groups are still there, empty."""
+        self.held.pop(worker, None)
+        for group, _ in list(self.groups.get(worker, {}).values()):
+            self.groups[worker][group.number] = group, {tier: set() for tier in TIERS}
+        if over:
+            self.groups.pop(worker, None)
 
     def of(self, worker: Worker) -> dict[Tier, set[BlockHash]]:
         return self.held.setdefault(worker, {tier: set() for tier in TIERS})
@@ -62,9 +99,20 @@ class Naive:
         for at, one in enumerate(asked):
             best = next((tier for tier in TIERS if one in self.of(worker)[tier]), None)
             if best is None:
-                return at, tiers
+                asked = asked[:at]
+                break
+        depth = self.usable(worker, asked)
+        for one in asked[:depth]:
+            best = next(tier for tier in TIERS if one in self.of(worker)[tier])
             tiers[best] = tiers.get(best, 0) + 1
-        return len(asked), tiers
+        return depth, tiers
+
+    def usable(self, worker: Worker, asked: tuple[BlockHash, ...]) -> int:
+        groups = []
+        for group, held in self.groups.get(worker, {}).values():
+            there = set().union(*held.values())
+            groups.append((group, {at for at, one in enumerate(asked) if one in there}))
+        return naive_usable(len(asked), groups)
 
 
 class Machine(RuleBasedStateMachine):
@@ -75,13 +123,18 @@ class Machine(RuleBasedStateMachine):
         self.view, self.naive = View(), Naive()
         self.epochs = dict.fromkeys(WORKERS, Epoch(1))
         self.asked: set[Path] = set()
+        self.parents: dict[BlockHash, BlockHash | None] = {}
 
     def tell(self, change: Change) -> None:
         self.view.apply(change)
 
+    def learn(self, path: Path) -> None:
+        self.asked.add(path)
+        self.parents.update(zip(blocks_of(path), (None, *blocks_of(path)), strict=False))
+
     @rule(worker=workers, tier=tiers, path=paths, skip=st.integers(0, 8))
     def store(self, worker: Worker, tier: Tier, path: Path, skip: int) -> None:
-        self.asked.add(path)
+        self.learn(path)
         skip = min(skip, len(path) - 1)  # an orphan where nobody told the blocks before
         blocks = blocks_of(path)[skip:]
         parent = block(path[:skip]) if skip else None
@@ -126,21 +179,76 @@ class Machine(RuleBasedStateMachine):
         if reason is ClearReason.RESTART:
             self.epochs[worker] = Epoch(self.epochs[worker] + 1)
         self.tell(Cleared(worker, self.epochs[worker], reason))
-        self.naive.held.pop(worker, None)
+        self.naive.void(worker, reason in (ClearReason.RESTART, ClearReason.GONE))
 
     @rule(worker=workers, tier=tiers)
     def clear_tier(self, worker: Worker, tier: Tier) -> None:
         self.tell(Cleared(worker, self.epochs[worker], ClearReason.ENGINE, tier))
         self.naive.of(worker)[tier].clear()
+        for _, held in self.naive.groups.get(worker, {}).values():
+            held[tier].clear()
 
     @rule(worker=workers, path=paths)
     def new_life_without_a_word(self, worker: Worker, path: Path) -> None:
         self.epochs[worker] = Epoch(self.epochs[worker] + 1)
-        self.naive.held.pop(worker, None)
+        self.naive.void(worker, over=True)
         self.store(worker, Tier.GPU, path, 0)
         old = Epoch(self.epochs[worker] - 1)
         self.tell(Stored(worker, old, Tier.CPU, None, blocks_of((1, 1, 1)), 16))
         self.tell(Removed(worker, old, Tier.GPU, blocks_of(path)))
+
+    @rule(chance=st.randoms(use_true_random=False))
+    def begin_again_from_a_snapshot(self, chance: Random) -> None:
+        self.view = View()
+        self.view.load(self.snapshot(WORKERS, chance))
+
+    @rule(some=st.sets(workers), chance=st.randoms(use_true_random=False), late=workers)
+    def draw_some_workers_anew(self, some: set[Worker], chance: Random, late: Worker) -> None:
+        draft = self.view.draft()
+        for state in self.snapshot(some, chance).workers:
+            sheet = read(state.table)
+            assert not list(draft.build(state, sheet, sheet.plan()))
+        self.depths_are_those_of_the_model()  # a draft answers for nobody
+        self.counts_and_holders_are_those_of_the_model()
+        if late in some:  # told while the draft is made: to the draft alone
+            self.view, draft = draft, self.view
+            self.store(late, Tier.CPU, (0, 1, 0), 0)
+            self.view, draft = draft, self.view
+        self.view.adopt(draft, some)
+
+    @rule(some=st.sets(workers), chance=st.randoms(use_true_random=False))
+    def drop_a_draft(self, some: set[Worker], chance: Random) -> None:
+        draft = self.view.draft()
+        for state in self.snapshot(some, chance).workers:
+            sheet = read(state.table)
+            assert not list(draft.build(state, sheet, sheet.plan()))
+        draft.drop()
+
+    def snapshot(self, some: Collection[Worker], chance: Random) -> Snapshot:
+        """What a store would say: rows under names that mean nothing, in any order."""
+        return Snapshot(
+            Cursor("a"), tuple(self.state(worker, chance) for worker in some), Cursor("a")
+        )
+
+    def state(self, worker: Worker, chance: Random) -> WorkerState:
+        table: dict[bytes, Value] = {b"!mark": Note(b"x"), b"?0": Note(bytes(19))}
+        for key, row in self.rows(self.naive.of(worker)):
+            table[key] = row
+            if chance.random() < 0.1:
+                table[key + b"again"] = row  # one block under two engine keys
+        for group, held in self.naive.groups.get(worker, {}).values():
+            table[rule_key(group.number)] = group
+            table.update((group_key(group.number, key), row) for key, row in self.rows(held))
+        keys = sorted(table)
+        chance.shuffle(keys)
+        encoded = {key: encode(table[key]) for key in keys}
+        return WorkerState(worker, self.epochs[worker], 3, (), encoded)
+
+    def rows(self, held: dict[Tier, set[BlockHash]]) -> Iterator[tuple[bytes, Row]]:
+        for one in self.parents:
+            copies = [int(one in held[tier]) for tier in TIERS]
+            if any(copies) or one % 3 == 0:  # a name alone, nothing held
+                yield b"u%d" % one, Row(one, self.parents[one], (*copies, 0), 16)
 
     @rule(most=st.integers(1, 5))
     def sweep(self, most: int) -> None:
@@ -203,11 +311,45 @@ class Unswept(SmallRuns):
         pass
 
 
-for machine in (Machine, SmallRuns, Unswept):
-    machine.TestCase.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+class Hybrid(SmallRuns):
+    """The same with further groups, which keep what they like of what the counted one holds."""
+
+    @rule(worker=workers, group=groups, tier=tiers, path=paths, keep=st.integers(0, 511))
+    def group_stores(self, worker: Worker, group: Group, tier: Tier, path: Path, keep: int) -> None:
+        self.learn(path)
+        kept = tuple(b for at, b in enumerate(blocks_of(path)) if keep >> at & 1)
+        self.tell(Stored(worker, self.epochs[worker], tier, None, kept, 16, group))
+        fresh = group, {tier: set[BlockHash]() for tier in TIERS}
+        mine = self.naive.groups.setdefault(worker, {})
+        mine[group.number] = group, mine.get(group.number, fresh)[1]
+        mine[group.number][1][tier].update(kept)
+
+    @rule(worker=workers, number=st.integers(1, 3), tier=tiers, path=paths, keep=st.integers(0, 8))
+    def group_removes(self, worker: Worker, number: int, tier: Tier, path: Path, keep: int) -> None:
+        gone = blocks_of(path)[keep:]
+        self.tell(Removed(worker, self.epochs[worker], tier, gone, number))
+        if number in self.naive.groups.get(worker, {}):
+            self.naive.groups[worker][number][1][tier].difference_update(gone)
+
+    @invariant()
+    def groups_are_those_of_the_model(self) -> None:
+        for worker in WORKERS:
+            facts = self.view.facts(worker)
+            held = (
+                {number: further.held for number, further in facts.groups.items()} if facts else {}
+            )
+            model = self.naive.groups.get(worker, {})
+            assert held == {
+                number: [*(of[tier] for tier in TIERS), set()] for number, (_, of) in model.items()
+            }
+
+
+for machine in (Machine, SmallRuns, Unswept, Hybrid):
+    machine.TestCase.settings = settings(max_examples=40, stateful_step_count=30, deadline=None)
 TestLongRuns: Any = Machine.TestCase
 TestSmallRuns: Any = SmallRuns.TestCase
 TestUnswept: Any = Unswept.TestCase
+TestHybrid: Any = Hybrid.TestCase
 
 A, B, C = WORKERS[0], WORKERS[2], WORKERS[3]
 FIVE = blocks_of((0, 0, 0, 0, 0))
