@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kit.batches import payload, send, store
+from kit.ingesting import ingesting, up
+from kit.streams import QUICK, Publisher, number
 
 from kvplane.events.topics import (
     MOST_CHARS,
@@ -18,6 +23,7 @@ from kvplane.events.topics import (
     judge_topic,
     shown,
 )
+from kvplane.index import MemoryStore
 from kvplane.vocabulary import Pod, Worker
 
 URL = "http://10.0.0.7:8000"
@@ -108,3 +114,30 @@ def test_a_topic_is_shown_whole_or_cut_whatever_its_bytes_are() -> None:
 def test_any_topic_is_judged(topic: str, pod: str) -> None:
     judge_topic(topic, Worker(Pod(pod)), URL, 1)
     judge_topic(f"kv@{topic}@m", Worker(Pod(pod)), URL, 1)
+
+
+@pytest.mark.parametrize("where", ["settings", "worker"])
+@pytest.mark.parametrize(
+    ("filtered", "topic"),
+    [
+        ("x-events", b"x-events"),
+        ("kv@", b"kv@127.0.0.1:8000@m"),
+        ("", b"kv@127.0.0.1:8000@m"),
+        ("", b""),
+        ("kv-events", b"kv-events-2"),  # a prefix: taken, by the rule of the socket
+    ],
+)
+async def test_the_configured_topic_is_a_prefix_and_nothing_looks_at_it_again(
+    filtered: str, topic: bytes, where: str
+) -> None:
+    settings = replace(QUICK, topic=filtered if where == "settings" else "")
+    async with Publisher(topic=topic) as one, ingesting(MemoryStore(), settings) as ingest:
+        mine = filtered if where == "worker" else ""
+        await ingest.subscriptions.up(up("a", one, topic=mine))
+        await one.listened()
+        await send(one, 1)
+        if filtered:  # what the filter does not take never arrives
+            await one.raw([b"else", number(1), payload(store(9))])
+        await one.raw([topic, number(1), payload(store(2))])
+        await ingest.at("a", 1)
+        assert ingest.held("a", (1, 2, 9)) == [1, 2]
