@@ -129,7 +129,6 @@ class Copies:
         while held.over():
             self.drop(held.oldest(self._rows_of, self._is_held), out)
             out.left_out["cap"] += 1
-            self._memo.certain = False
         held.turn()
 
     def _enter(self, key: bytes, row: Row) -> None:

@@ -95,7 +95,7 @@ class Counted:
                 self._copies.trim(out)
             return False
         if event.block_size != facts.size and facts.size:
-            for key in [key for key, row in self._table.items() if isinstance(row, Row)]:
+            for key in sorted(k for k, row in self._table.items() if isinstance(row, Row)):
                 self._copies.drop(key, out)
                 out.left_out["block-size"] += 1
             self.waiting.forget(out)
@@ -156,20 +156,17 @@ class Counted:
     def _copied(self, event: BlocksStored, blocks: list[BlockHash], at: int) -> bool:
         """Did the engine make copies, or only report what it hit?
 
-        A report (vLLM's full report mode) starts at the root of a prompt and its blocks are all
-        there; ours may lack some. A real store from the root finds the first block missing, which
-        we can vouch for only while no report came: it might have been a copy of a prompt of one
-        block. Lower tiers report nothing, but tell one chunk twice. Source: protocols/vllm.md 1.
+        A report (vLLM's full report mode) starts at the root of a prompt and names what is held;
+        we may lack some of it, even the first block. A real store looks the same, but from the
+        root an engine makes copies only of prompts of one block and where it is told not to read
+        its cache. So nothing is added: too few copies say too little, too many say too much.
+        Lower tiers report nothing; chunks share blocks, and one may be told twice. Source:
+        protocols/vllm.md 1.
         """
-        if event.parent is not None:
-            return True
+        if event.parent is not None or event.tier is Tier.GPU:
+            return event.parent is not None
         pairs = zip(event.hashes, blocks, strict=True)
-        held = (self._held(key, block, at) for key, block in pairs)
-        if event.tier is not Tier.GPU:
-            return not all(held)
-        if next(held):
-            self._memo.certain = False
-        return self._memo.certain
+        return not all(self._held(key, block, at) for key, block in pairs)
 
     def _held(self, key: bytes, block: BlockHash, at: int) -> bool:
         row = self._table.get(key)

@@ -33,7 +33,6 @@ class Memo:
     group: int | None = None  # the engine's number of the counted group
     size: int = 0  # tokens of a counted block; 0 = not yet learnt
     settled: bool = False  # by the GPU; a lower tier alone may have had blocks of another size
-    certain: bool = False  # every copy since the cache was empty was told, none guessed
     lower: bool = False  # some lower tier was heard of: names are kept after the last copy
     caveats: int = 0
     age: int = 0  # of rows made now; see ageing.py
@@ -44,35 +43,38 @@ class Memo:
         """As the table has it; a new one where it has none."""
         note = table.get(KEY)
         if not isinstance(note, Note):
-            return Memo()
+            return Memo()  # and this packs to BLANK
         group, size, flags, caveats, ages = _MEMO.unpack(note.data)
         return Memo(
             None if group < 0 else group,
             size,
             bool(flags & 1),
             bool(flags & 2),
-            bool(flags & 4),
             caveats,
             ages & 15,
             ages >> 4,
         )
 
-    def note(self) -> Note:
-        """As a value of the table."""
-        flags = self.settled | self.certain << 1 | self.lower << 2
+    def pack(self) -> bytes:
+        """Bytes of its note."""
+        flags = self.settled | self.lower << 1
         group = -1 if self.group is None else self.group
         ages = self.age | self.alias_age << 4
-        return Note(_MEMO.pack(group, self.size, flags, self.caveats, ages))
+        return _MEMO.pack(group, self.size, flags, self.caveats, ages)
 
     def begin_again(self, empty: bool) -> None:
         """The table is empty. `empty`: so is the engine's cache, and its ways are as before."""
         if not empty:
             self.group, self.size, self.caveats = None, 0, 0
             self.settled = self.lower = False
-        self.certain = empty
         self.age = self.alias_age = 0
 
     @property
     def caveat(self) -> str:
         """All of them in words."""
+        if not self.caveats:
+            return ""
         return "; ".join(text for bit, text in CAVEATS.items() if self.caveats & bit)
+
+
+BLANK = Memo().pack()  # nothing is known yet: no note is kept

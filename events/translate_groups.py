@@ -30,6 +30,7 @@ KINDS = {  # what an engine calls it -> the rule; what is not here cannot be cap
     "mamba": GroupKind.STATE,
     "chunked_local_attention": GroupKind.CHUNK,
 }
+MOST_TOKENS = 2**32 - 1  # as a rule is written
 WITH_TOKENS = (GroupKind.WINDOW, GroupKind.CHUNK)
 Place = tuple[BlockHash, BlockHash | None]  # a block and its parent
 Root = Callable[[BlocksStored], int]  # event at a root -> number to hash on from
@@ -82,9 +83,10 @@ class Groups:
             return known if mine == (known.block_size or size) else None
         kind = KINDS.get(event.kind)
         tokens = event.window if kind in WITH_TOKENS else 0
-        if kind is None or mine % size or (kind in WITH_TOKENS and tokens < 1):
+        bare = kind in WITH_TOKENS and tokens < 1
+        if kind is None or bare or mine % size or max(mine, tokens) > MOST_TOKENS:
             self._memo.caveats |= HYBRID
-            return known
+            return None
         rule = Group(event.group, kind, tokens, 0 if mine == size else mine)
         if rule != known:
             self.announce([rule], out)

@@ -22,8 +22,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from math import isfinite
 
-from kvplane.index import Value
+from kvplane.index import Note, Value
 from kvplane.vocabulary import Cleared, ClearReason, Epoch, Group, Worker
 
 from . import memo
@@ -56,6 +57,7 @@ class Translator:
         self.worker, self.epoch = worker, epoch
         self.table: dict[bytes, Value] = dict(table)
         self._memo = Memo.of(self.table)
+        self._written = self._memo.pack()  # as the table has it
         self._copies = Copies(worker, epoch, self.table, self._memo, limits)
         facts = (self.table, self._memo, self._copies)
         self._counted = Counted(model, *facts, copies, limits)
@@ -74,8 +76,7 @@ class Translator:
         `ts` is the engine's clock, of which only differences count; `sequence` the batch's number.
         """
         out = Translation()
-        if sequence == 0 and memo.KEY not in self.table:
-            self._memo.certain = True  # the first batch of a life: nothing came before it
+        ts = ts if isfinite(ts) else 0.0
         self._counted.waiting.begin(sequence, ts, out)
         self._counted.chunks.begin(ts, out)
         part: list[BlocksStored | BlocksRemoved] = []
@@ -97,7 +98,9 @@ class Translator:
         out.rows.update(dict.fromkeys(self.table))
         out.cleared = True
         rules = [rule for rule in self.table.values() if isinstance(rule, Group)]
+        rules.sort(key=lambda rule: rule.number)
         self.table.clear()
+        self._written = memo.BLANK
         for part in (self._copies, self._counted.waiting, self._counted.chunks):
             part.reset()
         self._memo.begin_again(empty=reason is ClearReason.ENGINE)
@@ -107,9 +110,10 @@ class Translator:
     def _remember(self, out: Translation) -> None:
         self._memo.age = self._copies.held.now
         self._memo.alias_age = self._copies.aliases.now
-        note = self._memo.note()
-        if self.table.get(memo.KEY) != note and (memo.KEY in self.table or self._memo != Memo()):
-            self.table[memo.KEY] = out.rows[memo.KEY] = note
+        packed = self._memo.pack()
+        if packed != self._written:
+            self._written = packed
+            self.table[memo.KEY] = out.rows[memo.KEY] = Note(packed)
         out.caveat = self._memo.caveat
 
     def _part(self, events: Sequence[BlocksStored | BlocksRemoved], out: Translation) -> None:
@@ -124,6 +128,7 @@ class Translator:
                 self._counted.take(event, out)
         for event in others:
             self._groups.take(event, out)
+            self._copies.trim(out)
 
     def _elect(self, events: Sequence[BlocksStored | BlocksRemoved], out: Translation) -> None:
         """The first group of full attention is counted; where no kind is told, group 0 is it."""

@@ -77,7 +77,7 @@ class Waiting:
                 self._more(key, at),
                 parent,
                 event.block_size,
-                event.extra[position] if event.extra else (),
+                event.extra[position] if position < len(event.extra) else (),
                 packed[position * step : (position + 1) * step],
             )
             self._keep(key, told, out)

@@ -5,6 +5,7 @@ to change what a table remembers (and then the store's FORMAT, since others read
 
     key                               value
     u, s or b + engine hash           Row     a block of the counted group
+    c + place (u16) + engine key      Row     a block of a chunk of many, of a tier with such names
     g + group (u16) + engine key      Row     a block of a further group, named as the counted one
     G + group (u16)                   Group   which rule a further group follows
     ! or ? + anything                 Note    what ingest itself must remember; no view reads it

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from dataclasses import dataclass, field
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from kit.translating import Ingest, P, blocks_of, removed, stored, tokens_of
 
-from kvplane.events import AllCleared, BlocksStored
+from kvplane.events import AllCleared, BlocksRemoved, BlocksStored
 from kvplane.index import group_key, rule_key
 from kvplane.vocabulary import (
     BlockHash,
@@ -162,6 +167,7 @@ def test_a_group_of_larger_blocks_uses_every_other_hash() -> None:
         {"kind": ""},
         {"window": 0},  # a window nobody told the size of
         {"kind": "chunked_local_attention", "window": 0},
+        {"window": 2**40},
     ],
 )
 def test_a_group_we_cannot_cap_by_is_said_to_be_uncertain(facts: dict[str, object]) -> None:
@@ -194,3 +200,70 @@ def test_a_stream_without_groups_is_one_group() -> None:
     ingest = Ingest()
     out = ingest.hear(stored(NAMES, TOKENS), removed(8))
     assert ingest.depth(TOKENS) == 7 and not out.left_out and not out.caveat
+
+
+# -- against a hybrid engine modelled plainly ------------------------------------------------
+
+PROMPTS = [(1, 2), (1, 2, 3, 4), (1, 2, 3, 5), (7, 8, 9), (1, 2, 3, 4, 5, 6, 7), (1, 6)]
+NEEDED = 2  # blocks of a window of 8 tokens
+
+
+@dataclass
+class Hybrid:
+    """Copies of prefixes in a full group (1) and in a window group (0) that keeps few."""
+
+    held: tuple[Counter[tuple[int, ...]], Counter[tuple[int, ...]]] = field(
+        default_factory=lambda: (Counter(), Counter())
+    )
+
+    def usable(self, prompt: tuple[int, ...], most: int) -> int:
+        window, whole = self.held
+        for n in range(most, 0, -1):
+            full_there = all(whole[prompt[: at + 1]] for at in range(n))
+            if full_there and all(window[prompt[: at + 1]] for at in range(max(0, n - NEEDED), n)):
+                return n
+        return 0
+
+    def serve(self, prompt: tuple[int, ...]) -> list[BlocksStored]:
+        """What is not usable is computed; the window group keeps the last blocks of it."""
+        hit, last = self.usable(prompt, len(prompt) - 1), len(prompt)
+        kept = range(max(hit, last - NEEDED), last)
+        for number, places in ((0, kept), (1, range(hit, last))):
+            for at in places:
+                self.held[number][prompt[: at + 1]] += 1
+        tokens = [number for number in prompt[hit:] for _ in range(4)]
+        parent = self.name(prompt[:hit]) if hit else None
+        names = [[self.name(prompt[: at + 1]) for at in some] for some in (kept, range(hit, last))]
+        sparse = stored(names[0], tokens, parent, group=0, kind="sliding_window", window=8)
+        return [sparse, stored(names[1], tokens, parent, group=1, kind="full_attention")]
+
+    def evict(self, group: int, number: int) -> list[BlocksRemoved]:
+        held = sorted(+self.held[group])
+        if not held:
+            return []
+        one = held[number % len(held)]
+        self.held[group][one] -= 1
+        return [removed(self.name(one), group=group)]
+
+    @staticmethod
+    def name(prefix: tuple[int, ...]) -> int:
+        return hash(prefix) & (1 << 64) - 1
+
+
+@given(
+    steps=st.lists(st.tuples(st.integers(0, 3), st.integers(0, 5000)), max_size=30),
+    evicts=st.booleans(),
+)
+def test_no_more_is_usable_than_a_hybrid_engine_hits(
+    steps: list[tuple[int, int]], evicts: bool
+) -> None:
+    engine, ingest = Hybrid(), Ingest(forgets=True)
+    for kind, number in steps:
+        if kind < 2 or not evicts:
+            ingest.hear(*engine.serve(PROMPTS[number % len(PROMPTS)]))
+        else:
+            ingest.hear(*engine.evict(kind - 2, number))
+        for prompt in PROMPTS:
+            found = ingest.depth([number for number in prompt for _ in range(4)])
+            usable = engine.usable(prompt, len(prompt))
+            assert found <= usable if evicts else found == usable

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import itertools
+import math
+from collections.abc import Sequence
 
+import msgspec
 import pytest
 from kit.translating import Ingest, P, blocks_of, keys_of, removed, stored, tokens_of
 
-from kvplane.events import AllCleared
+from kvplane.events import DIALECTS, AllCleared, EngineEvent
 from kvplane.events.translation import Limits
 from kvplane.index import Note, View
 from kvplane.vocabulary import Epoch, Pod, Stored, Tier, Worker
@@ -40,15 +43,32 @@ def test_removing_the_gpu_copy_leaves_the_cpu_copy() -> None:
     assert ingest.depth(TOKENS) == 0
 
 
-def test_no_medium_is_the_gpu_and_pinned_is_the_cpu() -> None:
-    """Names of tiers are the dialects'; here is what they come to."""
+def wire(kind: str, medium: str | None) -> Sequence[EngineEvent]:
+    """One event as an engine sends it."""
+    told = {"type": kind, "block_hashes": [1], "medium": medium}
+    told |= {"token_ids": TOKENS[:4], "block_size": 4} if kind == "BlockStored" else {}
+    return DIALECTS["vllm"].decode(msgspec.msgpack.encode([1.0, [told], 0])).events
+
+
+@pytest.mark.parametrize(
+    ("media", "gone", "left"),
+    [
+        (["GPU", "CPU_TIER1"], "GPU", {CPU: 1}),
+        ([None], "GPU", {}),
+        (["CPU_PINNED"], "CPU", {}),
+        (["gpu", "CPU_TIER2"], "CPU_TIER1", {Tier.GPU: 1}),
+        (["XYZ", "GPU"], "GPU", {Tier.REMOTE: 1}),
+        (["STORAGE", "GPU"], "GPU", {Tier.DISK: 1}),
+    ],
+)
+def test_a_tier_of_many_names_is_removed_by_any_of_them(
+    media: list[str | None], gone: str, left: dict[Tier, int]
+) -> None:
     ingest = Ingest()
-    ingest.hear(stored([1], TOKENS[:4]), removed(1, tier=Tier.GPU))
-    assert ingest.depth(TOKENS) == 0
-    ingest.hear(stored([2], TOKENS[:4], tier=CPU), removed(2, tier=CPU))
-    assert ingest.depth(TOKENS) == 0 and ingest.blocks(CPU) == set()
-    ingest.hear(stored([3], TOKENS[:4], tier=Tier.REMOTE))
-    assert ingest.view.depths(BLOCKS) == {P: (1, {Tier.REMOTE: 1})}
+    for medium in media:
+        ingest.hear(*wire("BlockStored", medium))
+    ingest.hear(*wire("BlockRemoved", gone))
+    assert ingest.view.depths(BLOCKS) == ({P: (1, left)} if left else {})
 
 
 def test_a_clear_drops_every_tier_of_one_pod_only() -> None:
@@ -124,7 +144,7 @@ def test_without_a_clock_they_expire_by_batches() -> None:
     assert ingest.hear().waiting == {"expired": 1}
 
 
-@pytest.mark.parametrize("start", [12.5, 1.8e9, 1.8e9 + 86400, 0.0, -5.0])
+@pytest.mark.parametrize("start", [12.5, 1.8e9, 1.8e9 + 86400, 0.0, -5.0, math.nan, math.inf])
 def test_only_differences_of_the_engines_clock_count(start: float) -> None:
     ingest = Ingest()
     ingest.hear(stored([2], TOKENS[4:8], parent=1), ts=start)
