@@ -9,7 +9,7 @@ Pure: values of view.py, which alone writes them. Open it to change whose word c
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from kvplane.vocabulary import Epoch, Group, Knowledge, Known, Worker
 
@@ -75,17 +75,22 @@ class Size:
     bytes: int  # estimated
 
 
-def believed(facts: Facts, living: Collection[str] | None) -> Known | None:
+def believed(facts: Facts, living: Collection[str] | None, cut_off: bool = False) -> Known | None:
     """The best that a living ingest says (of equals the newest); None where nobody ever did.
 
     Any of them that is exact is right, for what it says of itself is that it missed nothing; one
-    that lost its way does not make another worse. None as `living`: all are taken to live.
+    that lost its way does not make another worse. None as `living`: all are taken to live. Who is
+    `cut_off` from us may have been told since that it is not exact.
     """
     if not facts.known:
         return None
     told = [known for by, known in facts.known.items() if living is None or by in living]
     if told:
-        return min(told, key=lambda known: (_RANK[known.state], -known.since))
+        best = min(told, key=lambda known: (_RANK[known.state], -known.since))
+        if cut_off and best.state is Knowledge.EXACT:
+            reason = "the part of the index store that holds it does not answer"
+            return replace(best, state=Knowledge.PARTIAL, reason=reason)
+        return best
     newest = max(facts.known.values(), key=lambda known: known.since)
     who = f"the last one was {newest.by}" if newest.by else "the last one did not give its name"
     reason = f"no living ingest follows it: {who}"

@@ -68,6 +68,7 @@ class Follower:
         self._asking: float | None = None  # when the question that waits for an answer was asked
         self._asked = 0.0  # when the read we wait for began
         self._late_ms = 0.0  # age of the last entry when it was applied
+        self._away_since: dict[int, float] = {}  # by shard
         self._strangers: set[str] = set()  # ingests we asked for since the last turn
         self._tasks: list[asyncio.Task[None]] = []
         if metrics:
@@ -251,7 +252,16 @@ class Follower:
             self._strangers.clear()
             with suppress(IndexFault):  # it is seen in down_s, and _follow says it
                 await self._ask()
+                self._cut_off()
             await self._clock.sleep(LIVING_S)
+
+    def _cut_off(self) -> None:
+        """Say of whom we hear nothing while other parts of the store answer."""
+        now, away = self._clock.now(), self._store.away()
+        self._away_since = {shard: self._away_since.get(shard, now) for shard in away}
+        late = {at for at, since in self._away_since.items() if now - since >= PATIENCE_S}
+        far = (one for one in self._view.workers() if late and self._store.shard_of(one) in late)
+        self._view.cut_off = frozenset(far)
 
     async def _sweep(self) -> None:
         while True:

@@ -47,9 +47,10 @@ class View:
     """Who holds which block, now."""
 
     living: frozenset[str] | None  # ingests that may be believed; None = nobody told yet, then all
+    cut_off: frozenset[Worker]  # whose part of the store does not answer, while others do
 
     def __init__(self, forest: Forest | None = None) -> None:
-        self.living = None
+        self.living, self.cut_off = None, frozenset()
         self._forest = Forest() if forest is None else forest  # shared with drafts of this view
         self._facts: dict[Worker, Facts] = {}
         self._owner: dict[int, Facts] = {}  # by ordinal
@@ -270,7 +271,7 @@ class View:
     def known(self, worker: Worker) -> Known | None:
         """How far we may be believed about a worker: the best that a living ingest says of it."""
         facts = self._facts.get(worker)
-        return believed(facts, self.living) if facts else None
+        return believed(facts, self.living, worker in self.cut_off) if facts else None
 
     def epoch(self, worker: Worker) -> Epoch | None:
         """The life this view is in."""
