@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+import gc
+import tracemalloc
+from collections.abc import Callable, Collection, Iterator
 from random import Random
 from typing import Any
 
@@ -353,6 +355,7 @@ TestHybrid: Any = Hybrid.TestCase
 
 A, B, C = WORKERS[0], WORKERS[2], WORKERS[3]
 FIVE = blocks_of((0, 0, 0, 0, 0))
+EXACT, PARTIAL, DARK = Knowledge.EXACT, Knowledge.PARTIAL, Knowledge.DARK
 
 
 def stored(worker: Worker, blocks: tuple[BlockHash, ...], epoch: int = 1) -> Stored:
@@ -424,3 +427,177 @@ def test_five_hundred_blocks_in_one_event_are_found_again() -> None:
     assert depth(view, A, long) == 300
     view.apply(stored(A, (long[300],)))
     assert depth(view, A, long) == 500
+
+
+def says(by: str, state: Knowledge, since: float = 1.0, reason: str = "") -> Known:
+    return Known(A, Epoch(1), state, reason or by, since, by)
+
+
+def told(living: frozenset[str] | None, *known: Known) -> tuple[Knowledge, str]:
+    view = View()
+    view.living = living
+    for one in known:
+        view.apply(one)
+    found = view.known(A)
+    assert found is not None
+    return found.state, found.reason
+
+
+@pytest.mark.parametrize(
+    ("living", "expected"),
+    [
+        (None, (EXACT, "b")),  # nobody told yet who lives: all are believed
+        ("abcd", (EXACT, "b")),  # of equals the newest
+        ("acd", (EXACT, "a")),
+        ("cd", (PARTIAL, "c")),
+        ("d", (DARK, "d")),
+        ("xy", (DARK, "no living ingest follows it: the last one was d")),
+        ("", (DARK, "no living ingest follows it: the last one was d")),
+    ],
+)
+def test_the_best_word_of_a_living_ingest_counts(
+    living: str | None, expected: tuple[Knowledge, str]
+) -> None:
+    words = (says("a", EXACT), says("b", EXACT, 2.0), says("c", PARTIAL, 3.0), says("d", DARK, 4.0))
+    lives = None if living is None else frozenset(living)
+    assert told(lives, *words) == told(lives, *words[::-1]) == expected
+
+
+def test_an_ingest_takes_back_what_it_said() -> None:
+    assert told(None, says("a", EXACT), says("a", DARK, 2.0, "silent"))[1] == "silent"
+    assert told(None, says("a", DARK, 2.0), says("b", PARTIAL, 1.0), says("a", EXACT))[0] == EXACT
+
+
+def test_words_of_ingests_that_came_and_went_do_not_pile_up_and_the_living_stay() -> None:
+    view = View()
+    view.living = frozenset({"a", "b"})
+    for by in ("a", "b", *map(str, range(1000)), "a"):
+        view.apply(says(by, DARK))
+    facts = view.facts(A)
+    assert facts is not None and len(facts.known) < 50 and {"a", "b"} <= facts.known.keys()
+
+
+def test_who_is_cut_off_is_not_exact_and_nobody_else_is_touched() -> None:
+    view = View()
+    for worker in (A, B):
+        view.apply(Known(worker, Epoch(1), EXACT, "live", 1.0, "a"))
+    view.cut_off = frozenset({A})
+    known = view.known(A)
+    assert known is not None and known.state is PARTIAL and "does not answer" in known.reason
+    assert view.known(B) == Known(B, Epoch(1), EXACT, "live", 1.0, "a")
+
+
+WINDOW = Group(1, GroupKind.WINDOW, 33)  # the last two blocks
+
+
+def of_group(blocks: tuple[BlockHash, ...], tier: Tier = Tier.GPU, group: Group = WINDOW) -> Stored:
+    return Stored(A, Epoch(1), tier, None, blocks, 16, group)
+
+
+def test_a_further_group_caps_depth_and_is_counted_nowhere() -> None:
+    view = View()
+    view.apply(stored(A, FIVE))
+    view.apply(of_group(()))  # only told to be there
+    assert depth(view, A) == 0
+    view.apply(of_group(FIVE[1:3]))
+    assert depth(view, A) == 3
+    view.apply(of_group(FIVE[4:], Tier.CPU))
+    view.apply(of_group(FIVE[3:4], Tier.DISK))
+    assert depth(view, A) == 5
+    view.apply(Removed(A, Epoch(1), Tier.DISK, FIVE[3:4], 1))
+    view.apply(Removed(A, Epoch(1), Tier.GPU, FIVE[4:], 1))  # it lies on the CPU
+    assert depth(view, A) == 3
+    facts, size = view.facts(A), view.size()
+    assert facts is not None and facts.counts == [5, 0, 0, 0]
+    assert (size.blocks, size.holdings, size.runs) == (5, 5, 1)
+    assert view.holders(FIVE[4]) == {A: (Tier.GPU,)}
+    view.apply(of_group(blocks_of((2, 2))))  # the counted group holds none of it
+    assert view.holders(blocks_of((2, 2))[0]) == {} and view.size().blocks == 5
+    assert sum(len(one.blocks) for one in view.held(A)) == 5
+
+
+def test_groups_of_other_sizes_see_every_kth_block_and_odd_ones_cap_nothing() -> None:
+    view = View()
+    view.apply(stored(A, FIVE))
+    view.apply(of_group(FIVE[1:2], group=Group(2, GroupKind.FULL, 0, 32)))
+    assert depth(view, A) == 2
+    view.apply(of_group(FIVE[3:4], group=Group(2, GroupKind.FULL, 0, 32)))
+    assert depth(view, A) == 4
+    view.apply(of_group((), group=Group(3, GroupKind.FULL, 0, 24)))
+    assert depth(view, A) == 4
+
+
+def test_what_a_clear_voids_of_further_groups() -> None:
+    view = View()
+
+    def fill() -> None:
+        view.apply(stored(A, FIVE))
+        view.apply(of_group(FIVE[3:]))
+        view.apply(of_group(FIVE[3:4], Tier.CPU))
+        assert depth(view, A) == 5
+
+    fill()
+    view.apply(Cleared(A, Epoch(1), ClearReason.ENGINE, Tier.GPU))
+    view.apply(stored(A, FIVE))
+    assert depth(view, A) == 0, "the window's last block lay on the GPU alone"
+    fill()
+    view.apply(Cleared(A, Epoch(1), ClearReason.GAP))
+    view.apply(stored(A, FIVE))
+    assert depth(view, A) == 0, "the same life: its groups are still there, and empty"
+    view.apply(Cleared(A, Epoch(2), ClearReason.RESTART))
+    view.apply(stored(A, FIVE, 2))
+    assert depth(view, A) == 5, "another life may have none"
+
+
+def test_a_restarted_worker_of_the_same_name_holds_nothing_until_it_stores() -> None:
+    """FR-IX-05: the name, the address and the pod are the same; the cache is not."""
+    view, twenty = View(), blocks_of((0,) * 20)
+    view.apply(stored(A, twenty))
+    view.apply(Cleared(A, Epoch(2), ClearReason.RESTART))
+    assert depth(view, A, twenty) == 0
+    view.apply(stored(A, twenty[4:]))  # a late word of the old life
+    assert depth(view, A, twenty) == 0 and view.size().blocks == 0
+    view.apply(stored(A, twenty[:3], 2))
+    assert depth(view, A, twenty) == 3 and view.epoch(A) == 2
+
+
+ROUNDS = {
+    "removed": lambda view, mine: view.apply(Removed(A, Epoch(1), Tier.GPU, mine)),
+    "evicted backwards": lambda view, mine: view.apply(Removed(A, Epoch(1), Tier.GPU, mine[::-1])),
+    "cleared": lambda view, mine: view.apply(Cleared(A, Epoch(1), ClearReason.ENGINE)),
+    "tier cleared": lambda view, mine: view.apply(
+        Cleared(A, Epoch(1), ClearReason.ENGINE, Tier.GPU)
+    ),
+    "gone": lambda view, mine: view.apply(Cleared(A, Epoch(1), ClearReason.GONE)),
+}
+
+
+@pytest.mark.parametrize("end", ROUNDS.values(), ids=list(ROUNDS))
+def test_memory_is_flat_over_rounds_and_an_empty_view_is_empty(
+    end: Callable[[View, tuple[BlockHash, ...]], None],
+) -> None:
+    """FR-IX-10, as far as the view: it holds what workers hold, and nothing of the past."""
+    view, used = View(), []
+    tracemalloc.start()
+    try:
+        for turn in range(12):
+            mine = tuple(
+                BlockHash(xxh3_64_intdigest(bytes(4), turn * 4000 + n)) for n in range(4000)
+            )
+            for at in range(0, 4000, 50):
+                parent = mine[at - 1] if at % 1000 else None
+                view.apply(Stored(A, Epoch(1), Tier.GPU, parent, mine[at : at + 50], 16))
+            view.apply(of_group(mine[:50]))
+            end(view, mine)
+            view.apply(Removed(A, Epoch(1), Tier.GPU, mine, 1))
+            while view.sweep():
+                pass
+            size, forest = view.size(), view._forest
+            assert (size.blocks, size.holdings, size.runs, len(forest)) == (0, 0, 0, 0)
+            assert not any(forest.where) and not forest._pass and forest._next <= 2
+            del mine
+            gc.collect()
+            used.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    assert max(used[6:]) - min(used[3:]) < 50_000, used  # a round is a megabyte
