@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
 
 import pytest
 import pytest_asyncio
+import redis
 from kit.cable import Cable
 from kit.indexed import believed, fill, indexed, knowledge, settled, truth
 from kit.plane import EngineSeat, Plane
@@ -25,6 +27,8 @@ class Stage:
 
     running: Plane
     cables: tuple[Cable, Cable]
+    redis: str | None
+    prefix: str
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module", params=["memory", "redis"])
@@ -38,7 +42,7 @@ async def stage(request: pytest.FixtureRequest) -> AsyncIterator[Stage]:
         replay = await stack.enter_async_context(Cable(one.ports[2]))
         lines, prefix = {"one": (events, replay)}, f"story-{one.ports[0]}"
         plane = indexed([one, two], url, prefix, ("left", "right"), lines)
-        yield Stage(await stack.enter_async_context(plane), (events, replay))
+        yield Stage(await stack.enter_async_context(plane), (events, replay), url, prefix)
 
 
 async def killed(running: Plane, name: str) -> None:
@@ -117,6 +121,45 @@ async def test_either_ingest_may_die_and_both(stage: Stage) -> None:
     assert await believed(running, "one") != await truth(running, "one")
     await running.children["left"].start()
     await settled(running)
+
+
+async def test_while_no_ingest_lives_nothing_is_called_exact(stage: Stage) -> None:
+    running = stage.running
+    if "left" not in running.children:
+        pytest.skip("one process has no ingest of its own")
+    await fill(running, "one", 1, 2)
+    await settled(running)
+    held = await believed(running, "one")
+    for name in ("left", "right"):
+        await killed(running, name)
+    begun = time.monotonic()
+    assert "ingest" in await doubted(running, "one", 10)
+    assert await believed(running, "one") == held  # the last view still answers
+    body = {"input_ids": [40] * 64, "sampling_params": {"max_new_tokens": 1}}
+    status, _, headers = await running.ask("/generate", body)
+    assert (status, headers["x-kvplane-knowledge"]) == (200, "dark"), headers
+    assert "ingest" in headers["x-kvplane-reason"]
+    print(f"in doubt {time.monotonic() - begun:.1f} s after the last ingest died")
+    for name in ("left", "right"):
+        await running.children[name].start()
+    await settled(running)
+    _, _, headers = await running.ask("/generate", body)
+    assert headers["x-kvplane-knowledge"] == "exact", headers
+
+
+async def test_tables_that_redis_lost_are_noticed_and_heard_again(stage: Stage) -> None:
+    if stage.redis is None:
+        pytest.skip("there is no Redis")
+    running = stage.running
+    await fill(running, "one", *range(5))
+    await settled(running)
+    with redis.Redis.from_url(stage.redis) as client:
+        tables = client.keys(f"{{{stage.prefix}:*}}:t:*")
+        assert client.delete(*tables) == len(running.engines)
+    await killed(running, "gateway")  # the next one has nothing but what lies there
+    await running.children["gateway"].start()
+    await settled(running)
+    assert await believed(running, "one")
 
 
 async def test_a_redis_that_lost_everything_is_filled_again_though_nobody_speaks() -> None:
