@@ -13,6 +13,7 @@ from kit.siege import Siege
 from kvplane.children import Child
 
 KINDS = ("kill", "stop", "restart", "partition")
+LONG_S = 12.0  # seldom: beyond what an ingest may be silent for before it counts as dead
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,8 @@ def drawn(siege: Siege, chance: random.Random, busy: set[str]) -> Blow | None:
 
 async def strike(siege: Siege, blow: Blow, chance: random.Random) -> None:
     """Done and over: everybody is up, every line is whole, who was started answers."""
-    long_s, away_s = chance.uniform(0.2, 4.0), chance.uniform(0.0, 2.0)
+    most_s = LONG_S if chance.random() < 0.15 else 4.0
+    long_s, away_s = chance.uniform(0.2, most_s), chance.uniform(0.0, 2.0)
     if blow.kind == "partition":
         for cable in siege.cables[blow.victim]:
             cable.freeze() if chance.random() < 0.5 else cable.cut()
