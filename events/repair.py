@@ -109,7 +109,7 @@ class Repair:
     async def refuse(self, error: Mistaken) -> None:
         """The stream is another worker's: what was taken from it before is void as well."""
         self._metrics.mistaken.labels(error.what).inc()
-        if self._named:
+        if self._named and error.what == "topic":
             return  # several share this socket, and ours is one of them
         known, self._telling.stream.mistaken = self._telling.stream.mistaken, error.reason
         if not known:
