@@ -49,7 +49,6 @@ class Early:
                 copies.more(key, row, at, out)
             if not held:
                 out.here(copies.who, event.tier, row.parent, row.block, row.block_size)
-        copies.trim(out)
 
     def explain(self, event: BlocksStored, out: Translation) -> None:
         """These blocks are known now: so are those that waited under their names, or for them."""

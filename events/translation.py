@@ -128,7 +128,7 @@ class Translator:
                 self._counted.take(event, out)
         for event in others:
             self._groups.take(event, out)
-            self._copies.trim(out)
+        self._copies.trim(out)
 
     def _elect(self, events: Sequence[BlocksStored | BlocksRemoved], out: Translation) -> None:
         """The first group of full attention is counted; where no kind is told, group 0 is it."""
