@@ -8,7 +8,7 @@ Pure: values of view.py, which alone writes them. Open it to change whose word c
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 
 from kvplane.vocabulary import Epoch, Group, Knowledge, Known, Worker
@@ -26,12 +26,9 @@ class Further:
     rule: Group
     held: list[set[int]] = field(default_factory=lambda: [set() for _ in range(TIER_COUNT)])
 
-    def holds(self) -> Callable[[int], bool]:
-        """Whether a block is there in any tier."""
-        tiers = [blocks for blocks in self.held if blocks]
-        if len(tiers) == 1:
-            return tiers[0].__contains__
-        return lambda block: any(block in blocks for blocks in tiers)
+    def tiers(self) -> list[set[int]]:
+        """What it holds, in the tiers where there is something."""
+        return [blocks for blocks in self.held if blocks]
 
     def clear(self, tier: int | None = None) -> None:
         """Nothing is held any more, in one tier or in all; the rule stays."""

@@ -222,7 +222,7 @@ class View:
     @staticmethod
     def _usable(facts: Facts, blocks: Sequence[BlockHash], depth: int) -> int:
         assert facts.block_size is not None, "who holds blocks told their size"
-        groups = [(further.rule, further.holds()) for further in facts.groups.values()]
+        groups = [(further.rule, further.tiers()) for further in facts.groups.values()]
         return usable(blocks, depth, facts.block_size, groups)
 
     def _tiers(self, facts: Facts, path: Sequence[Step], depth: int) -> dict[Tier, int]:
