@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 
-from bench import directory, hashing, index, transfer
+from bench import directory, hashing, index, redis, transfer
 from bench.timing import Absent, Row
 
 ROWS: dict[str, Callable[[], Iterable[Row | Absent]]] = {
@@ -16,6 +16,7 @@ ROWS: dict[str, Callable[[], Iterable[Row | Absent]]] = {
     "index": index.rows,
     "directory": directory.rows,
     "transfer": transfer.rows,
+    "redis": redis.rows,
 }
 
 

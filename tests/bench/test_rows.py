@@ -56,3 +56,11 @@ def test_numbers_in_a_row_can_be_read(from_bench: Callable[[str], Any]) -> None:
         "3",
         "rounds)",
     ]
+
+
+def test_the_redis_rows_are_costs_of_the_server(from_bench: Callable[[str], Any]) -> None:
+    rows = list(from_bench("redis").rows(blocks=1024, many=20_000, rounds=1))
+    assert {row.unit for row in rows} == {"us/block", "times", "B/block", "s", "ms"}
+    for part in ("batch of 1: apply", "batch of 256: remove, 32", "apply / SET script", "dies"):
+        assert any(part in row.name for row in rows), part
+    assert all(min(row.values) >= 0 for row in rows)
