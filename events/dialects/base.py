@@ -152,6 +152,9 @@ MEDIA = {  # names of engines and of what stores blocks beside them, in small le
     "remotebackend": Tier.REMOTE,
     "p2pbackend": Tier.REMOTE,
 }
+_PLAIN: dict[str | None, Tier] = {None: Tier.GPU}
+_PLAIN.update(MEDIA)
+_PLAIN.update({name.upper(): tier for name, tier in MEDIA.items()})  # as most engines write them
 _BEGIN_CPU = ("cpu", "host")  # cpu_tier2, host_numa1: the same memory under a longer name
 
 
@@ -166,7 +169,11 @@ def tier_of(medium: str | None, locality: str | None = None) -> Tier:
 
     What is not known is taken for remote: the tier that promises least.
     """
-    name = (medium or "gpu").lower()
-    found = MEDIA.get(name) or (Tier.CPU if name.startswith(_BEGIN_CPU) else Tier.REMOTE)
+    found = _PLAIN.get(medium)  # nearly always
+    if found is None:
+        name = (medium or "gpu").lower()
+        found = MEDIA.get(name) or (Tier.CPU if name.startswith(_BEGIN_CPU) else Tier.REMOTE)
+    if locality is None:
+        return found
     far = isinstance(locality, str) and locality.upper() == "REMOTE"
     return Tier.REMOTE if far and found is not Tier.GPU else found

@@ -27,17 +27,27 @@ class Strangers:
 
     def __init__(self) -> None:
         self._shapes: set[tuple[type, int]] = set()
+        self._plain: set[tuple[type, int, str | None]] = set()  # first byte, medium: all known
         self._media: set[str] = set()
         self._told: set[str] = set()
         self._left = _AGAIN
 
     def look(self, frame: Any, raw: msgspec.Raw) -> tuple[str, ...]:
         """Names that are new in this event; almost always none."""
-        medium: str = (getattr(frame, "medium", None) or "gpu")[:_MOST_CHARS]
+        medium = getattr(frame, "medium", None)
+        plain = type(frame), memoryview(raw)[0], medium
+        self._left -= 1
+        if plain in self._plain and self._left > 0:
+            return ()
+        short = len(medium or "") <= _MOST_CHARS and plain[1] <= 0x9F  # which has the number in it
+        if short and len(self._plain) < _MOST:
+            self._plain.add(plain)
+        return self._look(frame, raw, (medium or "gpu")[:_MOST_CHARS])
+
+    def _look(self, frame: Any, raw: msgspec.Raw, medium: str) -> tuple[str, ...]:
         strange = medium not in self._media and self._strange(medium)
         shape = type(frame), members(raw)
-        self._left -= 1
-        if shape in self._shapes and self._left and not strange:
+        if shape in self._shapes and self._left > 0 and not strange:
             return ()
         found = [f"medium:{medium}"] if strange else []
         if self._left <= 0 or shape not in self._shapes:
