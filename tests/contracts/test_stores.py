@@ -320,6 +320,74 @@ async def test_two_ingests_beside_each_other_apply_every_batch_once(make: Make) 
     assert len(await stores[1].table(A)) == 40
 
 
+class Ingest:
+    """One of several that read the same engine: lives of batches, each (blocks stored, removed)."""
+
+    def __init__(
+        self, store: Store, lives: list[list[tuple[set[int], set[int]]]], seed: int
+    ) -> None:
+        self.store, self.lives, self.random = store, lives, random.Random(seed)
+        self.outcomes: list[tuple[int, int, str]] = []  # epoch, batch, what came of it
+
+    async def run(self) -> None:
+        """Every life from its first batch on; a new one is begun by who saw the one before."""
+        seen: Epoch | None = None
+        for life in self.lives:
+            epoch = await self.store.begin_life(A, seen)
+            number = 0
+            while number < len(life):
+                await asyncio.sleep(self.random.random() * 0.002)
+                last = min(len(life) - 1, number + self.random.randrange(3))
+                outcome = await self.store.apply(self.batch(life, epoch, number, last))
+                self.outcomes.append((epoch, last, type(outcome).__name__))
+                if isinstance(outcome, StaleEpoch):
+                    break  # the other is ahead: this life is over
+                assert not isinstance(outcome, GapRefused)
+                number = (outcome.position if isinstance(outcome, Repeat) else last) + 1
+            seen = epoch
+
+    def batch(
+        self, life: list[tuple[set[int], set[int]]], epoch: Epoch, first: int, last: int
+    ) -> Batch:
+        """What these batches leave of the rows they touch, and the changes in their order."""
+        rows: dict[bytes, Row | None] = {}
+        changes: list[Change] = []
+        for put, drop in life[first : last + 1]:
+            rows |= {key(n): row(n) for n in put} | {key(n): None for n in drop}
+            changes.append(stored(A, *sorted(put), epoch=epoch))
+            changes.append(Removed(A, epoch, Tier.GPU, tuple(map(BlockHash, sorted(drop)))))
+        return Batch(A, epoch, first, last, tuple(changes), rows)
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_ingests_at_once_leave_what_one_alone_would(make: Make, seed: int) -> None:
+    chance, lives = random.Random(seed), []
+    for _ in range(4):
+        held: set[int] = set()
+        life = []
+        for _ in range(chance.randrange(1, 40)):
+            put = set(chance.sample(range(60), 8))
+            drop = {n for n in held if chance.random() < 0.2} - put
+            held = (held | put) - drop
+            life.append((put, drop))
+        lives.append(life)
+    stores = [await make() for _ in range(3)]
+    start = await stores[0].head()
+    ingests = [Ingest(store, lives, seed + n) for n, store in enumerate(stores)]
+    await asyncio.gather(*(ingest.run() for ingest in ingests))
+    assert await stores[0].position(A) == Position(Epoch(4), len(lives[-1]) - 1)
+    assert await stores[1].table(A) == {key(n): row(n) for n in held}
+    snapshot = Snapshot(start, (), start)
+    assert contents(await view_at(stores[2], snapshot, await stores[2].head())) == {
+        (A, Tier.GPU): held
+    }
+    for epoch in range(1, 5):  # an overlap applies whole, so an end is told once, or was passed
+        ends = [
+            last for o in ingests for at, last, how in o.outcomes if (at, how) == (epoch, "Applied")
+        ]
+        assert len(ends) == len(set(ends))
+
+
 # -- known -----------------------------------------------------------------------------------
 
 
