@@ -25,7 +25,7 @@ from dataclasses import replace
 from math import isfinite
 
 from kvplane.index import Note, Value
-from kvplane.vocabulary import Cleared, ClearReason, Epoch, Group, Worker
+from kvplane.vocabulary import Cleared, ClearReason, Epoch, Group, Tier, Worker
 
 from . import memo
 from .copies import Copies
@@ -121,10 +121,10 @@ class Translator:
         if self._memo.group is None:
             self._elect(events, out)
         counted = self._memo.group or 0
-        others = [event for event in events if event.group != counted]
+        others = [e for e in events if e.group != counted and not _unnumbered(e)]
         self._copies.fallen = {} if others else None
         for event in events:
-            if event.group == counted:
+            if event.group == counted or _unnumbered(event):
                 self._counted.take(event, out)
         for event in others:
             self._groups.take(event, out)
@@ -140,3 +140,8 @@ class Translator:
                 if event.group:
                     self._counted.waiting.forget(out)  # was named by group 0
                 return
+
+
+def _unnumbered(event: BlocksStored | BlocksRemoved) -> bool:
+    """Stores of lower tiers know no groups: what they hold is whole, as the counted group's is."""
+    return not event.grouped and not event.group and event.tier is not Tier.GPU

@@ -196,6 +196,15 @@ def test_groups_in_lower_tiers_are_named_without_tokens() -> None:
     assert out.left_out == {"placeholder": 1}
 
 
+def test_a_lower_tier_that_knows_no_groups_speaks_of_the_counted_one() -> None:
+    ingest = Ingest()
+    ingest.hear(window(7, group=0, grouped=True), full(group=1, grouped=True))
+    ingest.hear(stored([501], TOKENS[:16], size=16, tier=Tier.CPU))
+    assert ingest.blocks(Tier.CPU) == set(BLOCKS[:4]) and not ingest.blocks(Tier.CPU, 0)
+    ingest.hear(stored([8], tier=Tier.CPU, group=0, grouped=True))
+    assert ingest.blocks(Tier.CPU, 0) == blocks(7)
+
+
 def test_a_stream_without_groups_is_one_group() -> None:
     ingest = Ingest()
     out = ingest.hear(stored(NAMES, TOKENS), removed(8))
