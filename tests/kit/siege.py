@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,7 @@ SEATS = (
     EngineSeat("engine-2", "both", ["--blocks", "256"]),
     EngineSeat("engine-3", "both", ["--blocks", "64", "--dp", "2"]),
 )
+NAMES = tuple(seat.name for seat in SEATS)
 RANKS = {"engine-3": 2}  # of the others 1
 
 
@@ -65,13 +66,14 @@ class Siege:
                 found[seat.pod if rank == 0 else f"{seat.pod}@{rank}"] = name, rank
         return found
 
-    async def truth(self) -> dict[str, frozenset[str]]:
+    async def truth(self, engines: Collection[str] = NAMES) -> dict[str, frozenset[str]]:
         """Worker -> blocks that lie there, by our public names."""
         ranks: dict[str, list[frozenset[str]]] = {}
-        for name, seat in self.engines.items():
-            told = await self.get(f"{seat.url}/truth")
+        for name in engines:
+            told = await self.get(f"{self.engines[name].url}/truth")
             ranks[name] = [_names(one["blocks"], told["block_size"]) for one in told["ranks"]]
-        return {worker: ranks[name][rank] for worker, (name, rank) in self.workers().items()}
+        workers = self.workers().items()
+        return {worker: ranks[name][rank] for worker, (name, rank) in workers if name in ranks}
 
     async def told(self, router: str) -> dict[str, Told]:
         """Worker -> what this router says of it."""
