@@ -26,12 +26,13 @@ from kvplane.index import (
     IndexSettings,
     Note,
     RedisStore,
+    Row,
     StoreDown,
     StoreUnfit,
 )
 from kvplane.index.stores.line import ours
 from kvplane.runtime import cancel
-from kvplane.vocabulary import Epoch, Pod, Worker
+from kvplane.vocabulary import BlockHash, Epoch, Pod, Worker
 
 A, ONE = Worker(Pod("a")), Epoch(1)
 FAST = IndexSettings(block_ms=50, command_timeout_s=1.0)
@@ -189,6 +190,24 @@ async def test_who_waits_for_a_connection_too_long_is_told_that_the_store_is_dow
         assert time.monotonic() - began < 5
         line.mend()
         assert (await store.position(A)) is not None
+        await store.close()
+
+
+@pytest.mark.parametrize("blocks", [10, 1000, 10_000])
+async def test_an_apply_of_any_size_is_one_round_trip(
+    redis_url: str, redis_prefix: str, blocks: int
+) -> None:
+    port = int(redis_url.rpartition(":")[2].partition("/")[0])
+    async with Cable(port) as line:
+        store = RedisStore(f"redis://127.0.0.1:{line.listen}/0", redis_prefix)
+        await store.begin_life(A, None)
+        await store.apply(Batch(A, ONE, 0, 0))  # the script is known from here on
+        line.delay_s, before = 0.005, line.answers
+        rows = {b"%d" % n: Row(BlockHash(n), None, (1, 0, 0, 0), 16) for n in range(blocks)}
+        calls = [Batch(A, ONE, number, number, (), rows) for number in range(1, 6)]
+        for batch in calls:
+            assert isinstance(await store.apply(batch), Applied)
+        assert line.answers - before == 5
         await store.close()
 
 

@@ -21,6 +21,7 @@ class Cable:
     whole: bool = True
     delay_s: float = 0.0
     pieces: int = 0
+    answers: int = 0  # pieces that came back
 
     async def __aenter__(self) -> Cable:
         self._ends: set[asyncio.StreamWriter] = set()
@@ -83,6 +84,7 @@ class Cable:
                 if self.delay_s:
                     await asyncio.sleep(self.delay_s)
                 self.pieces += to_port
+                self.answers += not to_port
                 sink.write(data)
                 await sink.drain()
         sink.transport.abort()
