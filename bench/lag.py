@@ -21,6 +21,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from pathlib import Path
 from typing import IO, Any
 
 import zmq
@@ -185,11 +186,12 @@ class Part:
 
 def part(stack: ExitStack, *words: str) -> Part:
     """Start one."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "bench.lag", *words],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    process = stack.enter_context(
+        subprocess.Popen(
+            [sys.executable, "-m", "bench.lag", *words],
+            cwd=Path(__file__).parents[1], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )
     )  # fmt: skip
-    stack.callback(process.wait)
     stack.callback(process.kill)
     assert process.stdout is not None
     return Part(process, process.stdout)
