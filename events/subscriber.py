@@ -35,6 +35,7 @@ from .telling import Telling
 from .writer import Writer
 
 log = logging.getLogger(__name__)
+SAMPLES = 8  # reasons kept of one stream; more are only counted
 
 
 class Subscriber:
@@ -72,6 +73,7 @@ class Subscriber:
         self._checked = self._judged = 0  # connections behind which replay was asked
         self._looked = 0.0  # monotonic seconds of the last look at the store
         self._silence = Silence(self._settings)
+        self._samples: set[str] = set()  # why messages were no batches, each logged once
         self.last_event: float | None = None  # monotonic seconds
 
     @property
@@ -203,7 +205,9 @@ class Subscriber:
                 frame = frames.live(message)
             except BadFrames as error:
                 self._metrics.malformed.inc()
-                log.warning("malformed message worker=%s %s", self.worker, error)
+                if len(self._samples) < SAMPLES and error.reason not in self._samples:
+                    self._samples.add(error.reason)
+                    log.warning("malformed message worker=%s %s", self.worker, error)
                 continue
             self.last_event = self._clock.now()
             await self._one(frame)

@@ -227,7 +227,9 @@ async def test_a_leftover_of_an_old_life_does_not_enter_the_new_one() -> None:
         await followed.knows(Knowledge.EXACT)
 
 
-async def test_messages_of_other_shapes_are_counted_and_do_no_harm() -> None:
+async def test_messages_of_other_shapes_are_counted_and_do_no_harm(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with Publisher() as publisher, following(publisher) as followed:
         await followed.knows(Knowledge.EXACT)
         await publisher.listened()
@@ -239,12 +241,14 @@ async def test_messages_of_other_shapes_are_counted_and_do_no_harm() -> None:
             [b"x", b"\xff" * 8, b""],
             [b"x", number(1), b"y", b"z"],
         ]
-        for message in garbage:
+        for message in garbage * 3:
             await publisher.raw(message)
         await send(publisher, 2)
         await followed.at(1)
         assert held(followed, 1, 2) == [1, 2]
-        assert followed.count("malformed_total") == len(garbage)
+        assert followed.count("malformed_total") == 3 * len(garbage)
+        said = [line for line in caplog.messages if "malformed" in line]
+        assert 1 < len(said) <= len(garbage) and len(set(said)) == len(said)  # a sample of each
         await followed.knows(Knowledge.EXACT)
 
 
@@ -273,6 +277,22 @@ async def test_an_unknown_event_is_counted_and_the_rest_of_its_batch_applied() -
         await followed.at(0)
         assert held(followed, 1, 2) == [1, 2]
         assert followed.count("dropped_total", kind="unknown") == 1
+        await followed.knows(Knowledge.EXACT)
+
+
+async def test_members_that_nobody_knows_are_counted_by_kind_and_read_past() -> None:
+    import msgspec
+
+    async with Publisher() as publisher, following(publisher) as followed:
+        await followed.knows(Knowledge.EXACT)
+        await publisher.listened()
+        batch: Any = msgspec.msgpack.decode(payload(store(1), store(2)))
+        for event in batch[1]:
+            event["a_member_of_this_test"] = 7
+        await publisher.publish(msgspec.msgpack.encode(batch))
+        await followed.at(0)
+        assert held(followed, 1, 2) == [1, 2]
+        assert followed.count("unknown_fields_total", kind="BlockStored") == 1
         await followed.knows(Knowledge.EXACT)
 
 
