@@ -22,7 +22,7 @@ from kvplane.runtime import Clock, backoff, cancel, supervise
 from kvplane.vocabulary import Cursor, Known
 
 from .errors import CursorGone, IndexFault, StoreDown
-from .loading import Sheet, parts, used_up
+from .loading import SLICE_ROWS, Sheet, parts, used_up
 from .view import View
 
 if TYPE_CHECKING:
@@ -174,7 +174,8 @@ class Follower:
             for keys, values in parts(state.table):
                 sheet.add(keys, values)
                 await asyncio.sleep(0)
-            chains = await asyncio.to_thread(sheet.plan)
+            few = sheet.rows <= SLICE_ROWS
+            chains = sheet.plan() if few else await asyncio.to_thread(sheet.plan)
             for _ in fresh.build(state, sheet, chains):
                 await asyncio.sleep(0)
             for _ in used_up(state.table):

@@ -83,6 +83,7 @@ class Sheet:
     """What a table says, gathered slice by slice."""
 
     block_size: int | None = None  # tokens
+    rows: int = 0  # to be planned
     unread: int = 0  # values that this program does not understand; left out
     _columns: list[Columns] = field(default_factory=list)
     _rules: dict[int, Group] = field(default_factory=dict)
@@ -95,6 +96,7 @@ class Sheet:
         for rows in self._rows(values):
             self.block_size = int(rows["size"][-1])
             self._columns.append(_columns(rows))
+            self.rows += len(rows)
 
     def groups(self) -> dict[int, Further]:
         """The further groups whose rule is there."""
