@@ -49,6 +49,10 @@ class EventsMetrics:
         self.store_errors = count("store_errors_total", "Store calls that failed and were retried")
         self._unknown = count("unknown_fields_total", "New names of fields and media", "kind")
         self._kinds = {name: self.events.labels(kind) for name, kind in KINDS.items()}
+        self._measures(registry)
+
+    def _measures(self, registry: CollectorRegistry) -> None:
+        """What is no plain count."""
         self.lag = Histogram(
             "kvplane_events_lag_seconds",
             "From a batch off the wire, waiting for more included, until it is in the store",
