@@ -8,13 +8,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 
-from bench import directory, hashing, index, redis, transfer
+from bench import directory, hashing, index, lag, redis, transfer
 from bench.timing import Absent, Row
 
 ROWS: dict[str, Callable[[], Iterable[Row | Absent]]] = {
     "hashing": hashing.rows,
     "index": index.rows,
     "directory": directory.rows,
+    "lag": lag.rows,
     "transfer": transfer.rows,
     "redis": redis.rows,
 }
