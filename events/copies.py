@@ -132,14 +132,14 @@ class Copies:
         held.turn()
 
     def _enter(self, key: bytes, row: Row) -> None:
-        if any(row.copies):
+        if row.copies != NONE:
             self.held.counts[row.age] += 1
         else:
             self.aliases.counts[row.age] += 1
             self._names.add(key)
 
     def _leave(self, key: bytes, row: Row) -> None:
-        if any(row.copies):
+        if row.copies != NONE:
             self.held.counts[row.age] -= 1
         else:
             self.aliases.counts[row.age] -= 1
@@ -147,15 +147,15 @@ class Copies:
 
     def _rows_of(self, age: int) -> list[bytes]:
         rows = self.table.items()
-        return [k for k, r in rows if isinstance(r, Row) and r.age == age and any(r.copies)]
+        return [k for k, r in rows if isinstance(r, Row) and r.age == age and r.copies != NONE]
 
     def _is_held(self, key: bytes, age: int) -> bool:
         row = self.table.get(key)
-        return isinstance(row, Row) and row.age == age and any(row.copies)
+        return isinstance(row, Row) and row.age == age and row.copies != NONE
 
     def _aliases_of(self, age: int) -> list[bytes]:
         return [key for key in self._names if self._is_alias(key, age)]
 
     def _is_alias(self, key: bytes, age: int) -> bool:
         row = self.table.get(key)
-        return isinstance(row, Row) and row.age == age and not any(row.copies)
+        return isinstance(row, Row) and row.age == age and row.copies == NONE
