@@ -16,7 +16,7 @@ from kit.ports import free_ports, has_ipv6
 from kit.streams import QUICK, WORKER, Publisher, following, lines, number
 from kit.wait import until
 
-from kvplane.events import AllCleared
+from kvplane.events import AllCleared, State
 from kvplane.index import Applied, Batch, MemoryStore, Outcome, Store, StoreDown
 from kvplane.runtime import SystemClock
 from kvplane.vocabulary import Epoch, Knowledge
@@ -342,7 +342,7 @@ async def test_partial_knowledge_stays_partial_over_a_restart_of_ours() -> None:
         for _ in range(2):
             async with following(publisher, store=kept) as followed:
                 await followed.at(1)
-                await until(lambda f=followed: f.subscriber.state is Knowledge.PARTIAL, 5)
+                await until(lambda f=followed: f.subscriber.stream[0] is State.PARTIAL, 5)
         snapshot = await kept.snapshot()
         (known,) = snapshot.workers[0].known
         assert re.fullmatch(SINCE + "batches before 1", known.reason)

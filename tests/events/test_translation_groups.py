@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kit.translating import Ingest, P, blocks_of, removed, stored, tokens_of
 
-from kvplane.events import AllCleared, BlocksRemoved, BlocksStored
+from kvplane.events import AllCleared, BlocksRemoved, BlocksStored, Translation
 from kvplane.index import group_key, rule_key
 from kvplane.vocabulary import (
     BlockHash,
@@ -102,6 +102,22 @@ def test_the_counted_group_may_be_any_and_is_remembered() -> None:
     assert ingest.blocks() == set(BLOCKS[:7])
 
 
+def test_who_was_counted_before_kinds_were_told_is_counted_on() -> None:
+    ingest = Ingest(forgets=True)
+    ingest.hear(stored(NAMES, TOKENS))
+    ingest.hear(full(group=3))
+    assert ingest.depth(TOKENS) == 8
+    ingest.hear(removed(8))
+    assert ingest.depth(TOKENS) == 7 and len(ingest.blocks()) == 7
+
+
+def test_a_group_that_is_all_there_is_and_no_attention_of_the_whole_is_not_counted() -> None:
+    ingest = Ingest(forgets=True)
+    for kind in ("unknown", "cross_attention", "mamba", "sliding_window"):
+        out = ingest.hear(stored(NAMES, TOKENS, kind=kind))
+        assert out.left_out == {"group": 1} and not ingest.rows()
+
+
 def test_a_second_full_attention_group_caps_as_such() -> None:
     ingest = Ingest()
     ingest.hear(full(), full(0, 5, group=4))
@@ -177,6 +193,17 @@ def test_a_group_we_cannot_cap_by_is_said_to_be_uncertain(facts: dict[str, objec
     assert ingest.depth(TOKENS) == 8
     assert ingest.hear(removed(8, group=1)).left_out == {"group": 1}
     assert "hybrid" in ingest.hear().caveat  # it is remembered
+
+
+def test_what_is_uncertain_of_a_model_outlives_a_clear_and_not_a_loss() -> None:
+    """A clear is the engine's own; where batches are missing nothing is known of it."""
+    for reason in (ClearReason.ENGINE, ClearReason.GAP):
+        ingest, out = Ingest(), Translation()
+        ingest.hear(full(), window(7, kind="unknown"))
+        ingest.translator.clear(reason, out)
+        assert bool(ingest.translator.caveat) == (reason is ClearReason.ENGINE)
+        again = ingest.hear(stored([1], TOKENS[:8], size=8, kind="full_attention"))
+        assert bool(again.left_out) == (reason is ClearReason.ENGINE)
 
 
 def test_a_group_of_another_block_size_is_said_to_be_uncertain() -> None:

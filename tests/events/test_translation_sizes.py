@@ -54,6 +54,24 @@ def test_a_lower_tier_that_spoke_first_does_not_settle_the_size() -> None:
     assert not ingest.blocks(CPU)
 
 
+def test_of_lower_tiers_alone_the_first_one_says_the_size() -> None:
+    ingest = Ingest(forgets=True)
+    ingest.hear(stored([900], TOKENS[:16], size=16, tier=CPU))
+    ingest.hear(stored([901], TOKENS[16:48], 900, size=32, tier=CPU))  # a chunk of two
+    assert ingest.depth(TOKENS, 16) == 3
+    out = ingest.hear(stored([1], TOKENS[:4], tier=Tier.DISK))
+    assert out.left_out == {"block-size": 1} and ingest.depth(TOKENS, 16) == 3
+
+
+def test_what_waits_in_blocks_of_a_size_that_is_given_up_is_given_up_too() -> None:
+    ingest = Ingest(forgets=True)
+    ingest.hear(stored([900], TOKENS[:16], size=16, tier=CPU))
+    ingest.hear(stored([902], TOKENS[16:32], 1, size=16, tier=CPU))  # an orphan
+    out = ingest.hear(stored([1], TOKENS[:4]))
+    assert out.waiting == {"expired": 1} and ingest.blocks() == set(blocks_of(TOKENS)[:1])
+    assert not ingest.blocks(CPU)
+
+
 # -- chunks ----------------------------------------------------------------------------------
 
 

@@ -59,6 +59,7 @@ def wire(kind: str, medium: str | None) -> Sequence[EngineEvent]:
         (["gpu", "CPU_TIER2"], "CPU_TIER1", {Tier.GPU: 1}),
         (["XYZ", "GPU"], "GPU", {Tier.REMOTE: 1}),
         (["STORAGE", "GPU"], "GPU", {Tier.DISK: 1}),
+        (["CPU:1", "GPU"], "GPU", {CPU: 1}),
     ],
 )
 def test_a_tier_of_many_names_is_removed_by_any_of_them(
@@ -152,6 +153,15 @@ def test_only_differences_of_the_engines_clock_count(start: float) -> None:
     assert ingest.depth(TOKENS) == 2
 
 
+@pytest.mark.parametrize("broken", [math.nan, math.inf, -math.inf])
+def test_a_clock_that_is_no_number_ends_no_wait(broken: float) -> None:
+    for first, then in ((broken, 5.0), (5.0, broken)):
+        ingest = Ingest(forgets=True)
+        ingest.hear(stored([2], TOKENS[4:8], parent=1), ts=first)
+        ingest.hear(stored([1], TOKENS[:4]), ts=then)
+        assert ingest.depth(TOKENS) == 2
+
+
 # -- children before their parents -----------------------------------------------------------
 
 
@@ -171,6 +181,15 @@ def test_chains_of_orphans_come_together_in_any_order(order: tuple[int, ...]) ->
         ingest.hear(event)  # type: ignore[arg-type]
     assert ingest.depth(TOKENS) == 4 and waiting(ingest) == 0
     assert [ingest.copies(name)[0] for name in (1, 2, 3, 4)] == [1, 1, 1, 1]
+
+
+def test_a_known_name_tells_where_it_belongs_only_if_its_tokens_are_the_same() -> None:
+    ingest = Ingest(forgets=True)
+    ingest.hear(stored([1, 2], TOKENS[:8]), removed(1))
+    out = ingest.hear(stored([2], TOKENS[8:12], parent=1))
+    assert out.left_out == {"orphan": 1} and ingest.blocks() == {BLOCKS[1]}
+    out = ingest.hear(stored([2, 3], TOKENS[4:12], parent=1))
+    assert not out.left_out and ingest.blocks() == set(BLOCKS[1:3])
 
 
 def test_two_branches_wait_for_one_parent_with_their_extra_keys() -> None:
