@@ -11,8 +11,10 @@ import pytest
 from kit.translating import Ingest, P, blocks_of, keys_of, removed, stored, tokens_of
 
 from kvplane.events import DIALECTS, AllCleared, EngineEvent
+from kvplane.events.copies import MOST
 from kvplane.events.translation import Limits
-from kvplane.index import Note, View
+from kvplane.events.waiting import Wait
+from kvplane.index import Note, View, pack
 from kvplane.vocabulary import Epoch, Pod, Stored, Tier, Worker
 
 TOKENS = tokens_of(4)
@@ -207,6 +209,21 @@ def test_copies_that_wait_are_counted_and_removed_one_by_one() -> None:
     assert ingest.copies(2) == (2, 0, 0, 0)
     ingest.hear(removed(2), removed(2))
     assert ingest.depth(TOKENS) == 1
+
+
+def test_more_copies_than_a_row_can_say_are_as_many_as_it_can() -> None:
+    ingest, again = Ingest(forgets=True), stored([2], TOKENS[4:8], parent=1)
+    ingest.hear(stored([1, 2], TOKENS[:8]))
+    (key,) = keys_of(2)
+    ingest.table[key] = ingest.rows()[key]._replace(copies=(MOST, 0, 0, 0))
+    ingest.hear(again)
+    assert ingest.copies(2) == (MOST, 0, 0, 0)
+    ingest = Ingest(forgets=True)
+    waits = Wait(0, 0.0, (MOST, 0, 0, 0), *keys_of(1), 4, (), bytes(pack(TOKENS[4:8])))
+    ingest.table[b"?w" + key] = waits.note()
+    ingest.hear(again)
+    ingest.hear(stored([1], TOKENS[:4]), again)
+    assert ingest.copies(2) == (MOST, 0, 0, 0)
 
 
 def test_a_waiting_block_may_be_what_a_report_tells_again() -> None:
