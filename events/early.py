@@ -37,10 +37,14 @@ class Early:
 
     def placeholder(self, event: BlocksStored, out: Translation) -> None:
         """A tier names blocks without tokens: known ones are held there, others wait."""
-        at, copies = AT[event.tier], self._copies
+        at, copies, room = AT[event.tier], self._copies, self._waiting.room
         for key in event.hashes:
             row = self._table.get(key)
             if not isinstance(row, Row):
+                if not room:  # of very many only the first
+                    out.left_out["expired"] += 1
+                    continue
+                room -= 1
                 self._waiting.name(key, at, out)
                 out.left_out["placeholder"] += 1
                 continue

@@ -27,7 +27,7 @@ class BadFrames(EventsError):
 class Resync(EventsError):
     """The store stands elsewhere than we thought: read it again and continue from there."""
 
-    reason: str  # closed set: gap, epoch, repeat, lost, evicted
+    reason: str  # closed set: gap, epoch, repeat, lost, evicted, failed
 
     def __str__(self) -> str:
         return f"store stands elsewhere: {self.reason}"
@@ -37,7 +37,7 @@ class Resync(EventsError):
 class Mistaken(EventsError):
     """A batch of another worker than the one that is followed. Never take it; say so."""
 
-    what: str  # closed set: topic, rank
+    what: str  # closed set: topic, rank, replay
     reason: str
 
     def __str__(self) -> str:

@@ -39,6 +39,8 @@ class Live:
         self._topic = topic
         self.connections = 0
         self.up = False
+        self.fresh = False  # what was taken last came by this connection, not by one before it
+        self._emptied = 0  # the connection in which nothing was left in the queue
         self.foreign = False  # something answers there that is no publisher
         self._shaking = False  # connected, no handshake yet
         self._wake: asyncio.Future[None] | None = None  # of who waits in receive() or connected()
@@ -107,10 +109,14 @@ class Live:
     def _drain(self, taken: list[list[bytes]]) -> None:
         """What is there, and then what the monitor said: first whose batches these are."""
         assert self._direct is not None, "open() comes first"
-        with contextlib.suppress(zmq.Again):
+        before = self._emptied
+        try:
             while len(taken) < self._settings.drain_batches:
                 taken.append(self._direct.recv_multipart(zmq.NOBLOCK))
+        except zmq.Again:
+            self._emptied = self.connections
         self._look()
+        self.fresh = before == self.connections
 
     async def _wait(self, timeout_s: float) -> None:
         """Until something calls; at once where the connection changed before."""

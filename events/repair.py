@@ -29,6 +29,7 @@ from .topics import Match, NoPort, Other, Unsure, judge_topic
 from .writer import Writer
 
 log = logging.getLogger(__name__)
+ODD = 3  # live batches that the replay's engine cannot have said, until it is another one's
 
 
 class Repair:
@@ -47,18 +48,25 @@ class Repair:
         self.worker, self._place, self._writer, self._replays = worker, place, writer, replays
         self._telling, self._metrics, self._settings = telling, metrics, settings
         self._topic = ""  # the last one that was taken
+        self._odd = 0  # batches of this connection that replay contradicts
         self._named = False  # a topic named this worker: others on its socket do not darken it
 
-    async def live(self, frame: Frame) -> None:
-        """One batch off the wire; raises Mistaken where it is another worker's."""
+    async def live(self, frame: Frame, fresh: bool = False) -> None:
+        """One batch off the wire; raises Mistaken where it is another worker's.
+
+        `fresh`: it was surely said by the engine that is there now.
+        """
         writer = self._writer
         self._identify(frame)
+        self._contradicted(0)
         verdict = judge(writer.last, frame.sequence)
         if verdict is not Seen.IN_ORDER:
             writer.examine(frame)  # before anything is asked or given up for it
         if verdict in (Seen.REPEAT, Seen.SUSPECT):
             if await self._is_old(frame):
                 self._metrics.repeats.inc()
+                said = writer.digest(frame.sequence)
+                self._contradicted(fresh and said not in (None, frame.digest))
                 return
             await writer.begin_life("sequence")
             await self._rebuild()
@@ -66,6 +74,7 @@ class Repair:
         if isinstance(verdict, Gap):
             if not await self._close(verdict, frame):
                 self._metrics.repeats.inc()
+                self._contradicted(fresh)
                 return
             verdict = judge(writer.last, frame.sequence)
             if isinstance(verdict, Gap):
@@ -82,6 +91,7 @@ class Repair:
         writer, asks = self._writer, self._replays.endpoint is not None
         if fresh:
             self._topic, self._named, self._telling.stream.mistaken = "", False, ""
+            self._odd = 0
         if self._telling.stream.mistaken:
             return  # nothing of it is taken anyway
         answered = True
@@ -117,6 +127,17 @@ class Repair:
             if self._writer.last is not None:
                 await self._writer.begin_life("doubt")
         await self.settle()
+
+    def _contradicted(self, more: int) -> None:
+        """Replay has not, or has otherwise, what the engine said just now: whose replay is it?
+
+        Once that may be a batch of a life before; again and again it is another engine's.
+        """
+        self._odd += more
+        if self._odd >= ODD:
+            place = self._place
+            why = f"replay at {place.replay} contradicts events at {place.events}: of two engines"
+            raise Mistaken("replay", why)
 
     def _identify(self, frame: Frame) -> None:
         """Raises Mistaken where a batch's topic names somebody else."""

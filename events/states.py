@@ -43,6 +43,7 @@ class Signal(StrEnum):
     DEAF = "deaf"
     MISTAKEN = "mistaken"
     ASLEEP = "asleep"
+    FAILED = "failed"
 
 
 DARKENS = (
@@ -52,6 +53,7 @@ DARKENS = (
     Signal.DEAF,
     Signal.MISTAKEN,
     Signal.ASLEEP,
+    Signal.FAILED,
 )
 _ALWAYS = dict.fromkeys(DARKENS, State.DARK) | {
     Signal.CONNECTED: State.REPLAYING,
@@ -86,6 +88,7 @@ SAYS = {  # {why}: the facts of the moment
     Signal.DEAF: "connected, nothing heard yet and no replay to ask",
     Signal.MISTAKEN: "{why}",
     Signal.ASLEEP: "the engine sleeps: its cache is gone, though its stream does not say so yet",
+    Signal.FAILED: "following it failed and is tried again: {why}",
 }
 
 

@@ -139,6 +139,10 @@ class Subscriber:
                 except Resync as fault:
                     self._metrics.resyncs.labels(fault.reason).inc()
                     await self._clock.sleep(next(waits))
+        except Exception as fault:  # nobody may go on believing what is not followed
+            self._writer.distrust("failed")
+            await self._telling.say(Signal.FAILED, f"{type(fault).__name__}: {fault}"[:200])
+            raise
         finally:
             await live.close()
 
@@ -157,11 +161,11 @@ class Subscriber:
         if not messages:
             return False
         await self._meet(live)  # first whose batches these are
-        await self._hear(messages)
+        await self._hear(messages, live.fresh)
         if self._writer.gathered and self._settings.linger_s:
             messages = await live.more(self._settings.linger_s)
             await self._meet(live)
-            await self._hear(messages)
+            await self._hear(messages, live.fresh)
         await self._writer.flush()
         await self._repair.settle()
         return True
@@ -198,8 +202,8 @@ class Subscriber:
             if live.foreign:
                 await live.reopen()
 
-    async def _hear(self, messages: Sequence[Sequence[bytes]]) -> None:
-        """Live messages, oldest first."""
+    async def _hear(self, messages: Sequence[Sequence[bytes]], fresh: bool) -> None:
+        """Live messages, oldest first; not `fresh`: perhaps of a connection before this one."""
         for message in messages:
             try:
                 frame = frames.live(message)
@@ -210,11 +214,11 @@ class Subscriber:
                     log.warning("malformed message worker=%s %s", self.worker, error)
                 continue
             self.last_event = self._clock.now()
-            await self._one(frame)
+            await self._one(frame, fresh)
 
-    async def _one(self, frame: Frame) -> None:
+    async def _one(self, frame: Frame, fresh: bool) -> None:
         try:
-            await self._repair.live(frame)
+            await self._repair.live(frame, fresh)
         except Mistaken as error:
             await self._repair.refuse(error)
         else:

@@ -53,6 +53,7 @@ class Waiting:
     def __init__(self, table: dict[bytes, Value], limits: Limits, copies: bool) -> None:
         self._table, self._limits, self._copies = table, limits, copies
         self._sequence, self._ts = 0, 0.0  # of the batch at work
+        self.room = max(1, limits.most_waiting // 4)  # blocks of one event that may wait
         self.reset()
         for key, note in table.items():
             if key.startswith(PREFIX) and isinstance(note, Note):
@@ -69,7 +70,7 @@ class Waiting:
         """Blocks with tokens whose parent is not known; of very many only the first."""
         assert event.parent is not None, "a root is no orphan"
         parent, step, at = event.parent, event.block_size * 4, AT[event.tier]
-        packed, room = bytes(pack(event.tokens)), self._limits.most_waiting // 4
+        packed, room = bytes(pack(event.tokens)), self.room
         for position, key in enumerate(event.hashes[:room]):
             told = Wait(
                 self._sequence,

@@ -16,8 +16,7 @@ import asyncio
 import contextlib
 import logging
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from dataclasses import replace
 
 from kvplane.index import (
     Applied,
@@ -30,7 +29,7 @@ from kvplane.index import (
     StoreDown,
     Value,
 )
-from kvplane.runtime import Clock, backoff
+from kvplane.runtime import Clock
 from kvplane.vocabulary import Change, ClearReason, Epoch, Worker
 
 from . import mark
@@ -38,12 +37,13 @@ from .dialects.base import BadBatch, Decoded, Dialect
 from .errors import Mistaken, Resync
 from .frames import Frame
 from .metrics import EventsMetrics
+from .patience import Patience
 from .settings import EventsSettings
 from .telling import Telling
 from .translation import Translation, Translator
 
 log = logging.getLogger(__name__)
-T = TypeVar("T")
+SAMPLES = 8  # batches of one life that are no batches, each logged; more are only counted
 
 
 class Writer:
@@ -64,6 +64,8 @@ class Writer:
         self.worker, self._dialect, self._store, self._model = worker, dialect, store, model
         self._clock, self._metrics, self._settings = clock, metrics, settings
         self._telling, self._ranks = telling, ranks
+        self._patiently = Patience(worker, clock, metrics, settings)
+        self._bad = 0  # batches that could not be decoded
         self.epoch = Epoch(0)  # 0 until load()
         self.last: int | None = None  # last batch taken; the store may be one flush behind
         self.known_from: int | None = None  # first batch known; None where nothing is missing
@@ -121,11 +123,15 @@ class Writer:
         position = await self._store.position(self.worker)
         while True:
             if position is None:
-                await self._store.begin_life(self.worker, None)
-            table = await self._store.table(self.worker)
+                await self._store.begin_life(self.worker, self.epoch or None)
+            try:
+                table, readable = await self._store.table(self.worker), True
+            except ValueError as error:  # somebody else wrote there: as good as gone
+                log.error("table unreadable worker=%s %s", self.worker, error)
+                table, readable = {}, False
             again = await self._store.position(self.worker)
             if again is not None and again == position:
-                return again, table
+                return replace(again, whole=again.whole and readable), table
             position = again
 
     async def check(self) -> None:
@@ -192,8 +198,9 @@ class Writer:
         out = Translation()
         self._translator.clear(ClearReason.GAP, out)
         self._changes, self._rows, self._reset = out.changes, {}, True
+        if not self.doubt:  # else it is still not over
+            log.warning("batches lost worker=%s what=%r action=clear", self.worker, what)
         self._doubt(known_from, what, self._clock.wall())
-        log.warning("batches lost worker=%s doubt=%r action=clear", self.worker, self.doubt)
 
     def _doubt(self, known_from: int, what: str, since: float) -> None:
         self.known_from, self._since = known_from, since
@@ -233,7 +240,9 @@ class Writer:
             decoded = self._dialect.decode(frame.payload)
         except BadBatch as error:
             self._metrics.undecodable.inc()
-            log.warning("undecodable worker=%s batch=%d %s", self.worker, frame.sequence, error)
+            self._bad += 1
+            if self._bad <= SAMPLES:
+                log.warning("undecodable worker=%s batch=%d %s", self.worker, frame.sequence, error)
             return Decoded(0.0, (), None), f"batch {frame.sequence} could not be decoded"
         self._same_rank(decoded)
         self._metrics.heard(decoded)
@@ -285,16 +294,3 @@ class Writer:
         reason = {Repeat: "repeat", StaleEpoch: "epoch"}.get(type(outcome), "gap")
         log.info("resync worker=%s batch=%d reason=%s", self.worker, batch.last, reason)
         raise Resync(reason)
-
-    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Until the store answers. Meanwhile the socket's bounded queue fills, then gaps tell."""
-        settings = self._settings
-        waits = backoff(settings.store_retry_s, most_s=settings.store_retry_most_s)
-        while True:
-            try:
-                return await call()
-            except StoreDown as error:
-                self._metrics.store_errors.inc()
-                wait = next(waits)
-                log.warning("store down worker=%s %s retry_in_s=%.1f", self.worker, error, wait)
-                await self._clock.sleep(wait)

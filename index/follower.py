@@ -142,6 +142,7 @@ class Follower:
             self._metrics.entries.inc()
         if draft is None:
             self.cursor = entry.cursor
+            self._waits = backoff(0.05, most_s=2.0)  # beyond what cannot be read, if there was any
         elif self.ready.is_set() and not drafted:
             self.cursor = self._store.splice(entry.cursor, self.cursor, draft.shards)
         self._settle()
@@ -192,7 +193,6 @@ class Follower:
         view, shard_of = self._view, self._store.shard_of
         view.adopt(draft.view, [one for one in view.workers() if shard_of(one) in draft.shards])
         self._draft, self._lost_since, self.cursor = None, None, self._at
-        self._waits = backoff(0.05, most_s=2.0)
         self.ready.set()
         if self._metrics:
             self._metrics.snapshots.inc()

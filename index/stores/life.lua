@@ -4,7 +4,7 @@
 --       known: what to keep; forget: seconds the tombstone lives,
 --       known: the ingest that says it
 local meta = redis.call('HMGET', KEYS[1], 'e', 'g')
-local stored, gone = tonumber(meta[1]) or 0, meta[2]
+local stored, gone = tonumber((meta[1] or ''):match('^%d+$')) or 0, meta[2]
 local given = tonumber(ARGV[2]) or 0
 local living = stored > 0 and not gone
 
@@ -25,6 +25,10 @@ local function drop_known(stays) -- of every ingest for which `stays` has no ent
 end
 
 if ARGV[1] == 'begin' then
+  if stored == 0 and redis.call('SISMEMBER', KEYS[5], ARGV[3]) == 1 then
+    -- its facts were thrown away: a life has a step of the stream at least, so none had this number
+    stored = tonumber(redis.call('HGET', KEYS[4], 'n')) or 0
+  end
   if living and stored ~= given then return stored end
   local epoch = math.max(stored, given) + 1
   drop_known({})

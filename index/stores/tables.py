@@ -7,7 +7,8 @@ here but numbers and Known. redis.py makes it. Open it to change how a snapshot 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import msgspec
@@ -18,6 +19,8 @@ from ..errors import StoreDown
 from .base import WorkerState
 from .layout import Layout
 from .line import Line
+
+log = logging.getLogger(__name__)
 
 THERE = b""  # a field that is no row; in every table that was written to
 
@@ -35,18 +38,9 @@ class Tables:
         meta = self._layout.meta(worker)
         flat: list[bytes] = await self._line.call(meta, "HGETALL", meta)
         kept = dict(zip(flat[::2], flat[1::2], strict=True))
-        if b"e" not in kept or b"g" in kept:
+        if b"g" in kept:
             return None
-        epoch = Epoch(int(kept[b"e"]))
-        known = tuple(
-            _known(worker, epoch, field[2:].decode(), value)
-            for field, value in kept.items()
-            if field.startswith(b"k:")
-        )
-        last = int(kept[b"l"]) if b"l" in kept else None
-        heard = int(kept[b"h"].partition(b"-")[0]) / 1000 if b"h" in kept else None
-        gaps = int(kept.get(b"o", 0))
-        return WorkerState(worker, epoch, last, known, gaps=gaps, heard=heard)
+        return _state(worker, kept)
 
     async def whole(self, state: WorkerState) -> bool:
         """Whether the table that batches were applied to is still there."""
@@ -77,7 +71,7 @@ class Tables:
         for some in names:
             if isinstance(some, StoreDown):
                 raise some
-        workers = sorted(Worker.parse(name.decode()) for some in names for name in some)
+        workers = sorted(filter(None, {_worker(name) for some in names for name in some}))
         turn = asyncio.Semaphore(self._scans)
 
         async def read(worker: Worker) -> WorkerState | None:
@@ -89,6 +83,38 @@ class Tables:
         return tuple(state for state in found if state is not None)
 
 
-def _known(worker: Worker, epoch: Epoch, by: str, kept: bytes) -> Known:
-    state, reason, since = msgspec.msgpack.decode(kept)
-    return Known(worker, epoch, Knowledge(state), reason, since, by)
+def _worker(name: bytes) -> Worker | None:
+    """Whose name it is; one that nobody can have written hides nobody else."""
+    try:
+        return Worker.parse(name.decode())
+    except ValueError as error:
+        log.error("no worker name=%r %s action=leave out", name[:100], error)
+        return None
+
+
+def _state(worker: Worker, kept: Mapping[bytes, bytes]) -> WorkerState | None:
+    """None where its life is not told; what else cannot be read is left out."""
+    number = _number(kept.get(b"e"))
+    if number is None:
+        return None
+    epoch = Epoch(number)
+    words = ((field[2:], value) for field, value in kept.items() if field.startswith(b"k:"))
+    told = tuple(_known(worker, epoch, by, value) for by, value in words)
+    known = tuple(one for one in told if one is not None)
+    heard = _number(kept.get(b"h", b"").partition(b"-")[0])
+    gaps = _number(kept.get(b"o")) or 0
+    at = None if heard is None else heard / 1000
+    return WorkerState(worker, epoch, _number(kept.get(b"l")), known, gaps=gaps, heard=at)
+
+
+def _number(text: bytes | None) -> int | None:
+    """As the scripts read it: all else is none."""
+    return int(text) if text and text.isdigit() and len(text) < 20 else None
+
+
+def _known(worker: Worker, epoch: Epoch, by: bytes, kept: bytes) -> Known | None:
+    try:
+        state, reason, since = msgspec.msgpack.decode(kept, type=tuple[str, str, float])
+        return Known(worker, epoch, Knowledge(state), reason, since, by.decode())
+    except (ValueError, msgspec.MsgspecError):
+        return None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
+from dataclasses import replace
 
 import pytest
 from kit.batches import payload, send, store
@@ -55,6 +57,31 @@ async def test_the_stream_of_another_worker_is_not_taken(told_by_replay: bool) -
         await until(lambda: ingest.count("mistaken_total", what="topic") >= 6)
         assert len(neighbour.questions) == asked  # nothing is asked for what is not taken
         assert ingest.count("streams", state="dark") == 1
+
+
+@pytest.mark.parametrize("more", [-20, 20], ids=["shorter", "longer"])
+async def test_the_replay_of_another_engine_is_not_believed(more: int) -> None:
+    """Two engines on one host, their replay ports mixed up: neither topic nor rank tells."""
+    async with (
+        Publisher(topic=b"") as other,
+        Publisher(topic=b"", with_replay=False) as one,
+        ingesting(MemoryStore()) as ingest,
+    ):
+        await send(one, *range(30), live=False)
+        await send(other, *range(100, 130 + more), live=False)
+        assert other.replay is not None
+        await ingest.subscriptions.up(replace(up("a", one), replay=(other.replay,)))
+        await one.listened()
+        for name in range(30, 36):
+            await send(one, name)
+            await asyncio.sleep(0.02)
+        await ingest.knows("a", Knowledge.DARK, "contradicts")
+        assert ingest.held("a", range(200)) == []
+        assert ingest.count("mistaken_total", what="replay") >= 1
+        asked = len(other.questions)
+        await send(one, *range(36, 60))  # beyond the other's end: still nothing is believed
+        await until(lambda: ingest.count("mistaken_total", what="replay") >= 24)
+        assert ingest.held("a", range(200)) == [] and len(other.questions) <= asked + 1
 
 
 async def test_a_topic_without_a_port_is_taken_and_said_once(

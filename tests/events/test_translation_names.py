@@ -10,7 +10,7 @@ import pytest
 from kit.translating import Ingest, P, Q, blocks_of, removed, stored, tokens_of
 
 from kvplane.events import BlocksStored
-from kvplane.events.translation import Translator
+from kvplane.events.translation import Limits, Translator
 from kvplane.index import Batch, MemoryStore, RedisStore, Store, View, chain
 from kvplane.runtime import SystemClock
 from kvplane.vocabulary import Cleared, ClearReason, Namespace, Pod, Stored, Tier, Worker
@@ -177,3 +177,12 @@ def test_a_stored_change_keeps_the_names_it_was_given() -> None:
     worker = Worker(Pod("a@b"), 2)
     (change,) = Ingest(worker).hear(stored(NAMES, TOKENS)).changes
     assert isinstance(change, Stored) and change.worker == worker
+
+
+@pytest.mark.parametrize("tier", list(Tier))
+def test_an_event_that_names_very_many_blocks_costs_no_more_than_may_wait(tier: Tier) -> None:
+    ingest = Ingest(limits=Limits(most_waiting=400))
+    out = ingest.hear(stored(range(1, 10_001), tier=tier))
+    assert out.waiting == {"kept": 100} and out.left_out["expired"] == 9_900
+    ingest.hear(stored([1], tokens_of(1)))
+    assert ingest.copies(1)[list(Tier).index(tier)] >= 1  # the first of them are not lost

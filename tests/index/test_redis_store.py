@@ -260,11 +260,30 @@ async def test_what_a_lost_life_left_behind_is_not_taken_for_the_next_ones(
 ) -> None:
     await store.begin_life(A, None)
     await store.apply(batch(0))
-    await raw.delete(f"{{{redis_prefix}:0}}:m:a")  # thrown away; epochs begin at 1 again
-    assert await store.begin_life(A, None) == 1
+    left = await raw.dump(f"{{{redis_prefix}:0}}:t:1:a")
+    await raw.delete(f"{{{redis_prefix}:0}}:m:a")  # thrown away, and its table is not
+    fresh = await store.begin_life(A, None)
+    await raw.restore(f"{{{redis_prefix}:0}}:t:{fresh}:a", 0, left)
     assert await store.table(A) == {} and (await store.snapshot()).workers[0].table == {}
-    await store.apply(Batch(A, ONE, 0, 0))
+    await store.apply(Batch(A, fresh, 0, 0))
     assert await store.table(A) == {} and (await store.snapshot()).workers[0].table == {}
+
+
+@pytest.mark.parametrize("lives", [1, 2, 9])
+async def test_a_life_after_a_lost_one_is_newer_than_all_that_readers_saw(
+    store: RedisStore, raw: Redis, redis_prefix: str, lives: int
+) -> None:
+    """Or they would take all that is said of it for old, and believe what is over."""
+    epoch = await store.begin_life(A, None)
+    while epoch < lives:
+        epoch = await store.begin_life(A, epoch)
+    await store.apply(Batch(A, epoch, 0, 0, (), {b"k": ROW}))
+    meta = f"{{{redis_prefix}:0}}:m:a"
+    for seen in (None, epoch):  # who was started since does not know which life it was
+        kept = await raw.dump(meta)
+        await raw.delete(meta)
+        assert await store.begin_life(A, seen) > epoch
+        await raw.restore(meta, 0, kept, replace=True)
 
 
 async def test_a_store_of_another_format_is_refused_with_a_sentence(
