@@ -12,9 +12,11 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from kit.streams import WORKER, Publisher, following
 
 from kvplane.events import DIALECTS, BadBatch, Dialect, frames
 from kvplane.events.errors import BadFrames
+from kvplane.vocabulary import Knowledge
 
 MB = 1024 * 1024
 EVENT = {"type": "BlockStored", "block_hashes": [1], "token_ids": [1, 2], "block_size": 2}
@@ -151,3 +153,27 @@ def test_any_message_is_a_frame_or_bad(message: list[bytes]) -> None:
             assert 0 < len(str(error)) < 200
         else:
             assert found is None or 0 <= found.sequence <= frames.MAX_SEQUENCE
+
+
+async def test_a_stream_goes_on_behind_all_of_them_live_and_on_replay(tmp_path: Any) -> None:
+    path = str(tmp_path / "ran")
+    payloads = [pickle.dumps(Bomb(path)), os.urandom(1000), b"", *map(raw, HOSTILE.values())]
+    async with Publisher() as publisher:
+        for payload in payloads:
+            await publisher.publish(payload, live=False)
+        async with following(publisher) as followed:
+            await followed.at(len(payloads) - 1)
+            await publisher.listened()
+            for payload in payloads:
+                await publisher.publish(payload)
+            fresh = [1.0, [{"type": "AllBlocksCleared"}, EVENT], 0]
+            await publisher.publish(msgspec.msgpack.encode(fresh))
+            await followed.at(2 * len(payloads))
+            await followed.knows(Knowledge.EXACT)
+            facts = followed.view.facts(WORKER)
+            assert facts is not None and facts.counts == [1, 0, 0, 0]
+            refused = followed.count("undecodable_total")
+            refused += followed.count("dropped_total", kind="BlockStored")
+            refused += followed.count("dropped_total", kind="unknown")
+            assert refused >= len(payloads)
+    assert not list(tmp_path.iterdir())

@@ -196,6 +196,7 @@ async def test_a_redis_that_is_emptied_while_events_flow_is_filled_again(own_red
         ingesting(kept, WATCHFUL) as ingest,
     ):
         await fill(ingest, one, other)
+        watching = asyncio.create_task(never_short_and_exact(ingest, "p0", "p1"))
         admin = Redis.from_url(own_redis)
         await admin.flushall()
         await admin.aclose()
@@ -208,6 +209,37 @@ async def test_a_redis_that_is_emptied_while_events_flow_is_filled_again(own_red
             await ingest.knows(name, Knowledge.EXACT)
         position = await kept.position(WORKER)
         assert position is not None and position.last == 39
+        watching.cancel()
+        (found,) = await asyncio.gather(watching, return_exceptions=True)
+        assert isinstance(found, asyncio.CancelledError), found
+    await kept.close()
+
+
+async def never_short_and_exact(ingest: Ingest, *names: str) -> None:
+    """At no turn of the loop is a pod called exact that lacks what `fill` gave it."""
+    while True:
+        for name in names:
+            if ingest.believed(name)[0] is Knowledge.EXACT:
+                assert ingest.held(name, range(20)) == list(range(20)), name
+        await asyncio.sleep(0)
+
+
+async def test_a_redis_without_memory_is_written_to_again_by_itself_once_it_has_some(
+    own_redis: str,
+) -> None:
+    kept, admin = RedisStore(own_redis, "t"), Redis.from_url(own_redis)
+    async with Publisher(topic=b"") as one, ingesting(kept, WATCHFUL) as ingest:
+        await fill(ingest, one)
+        await admin.config_set("maxmemory", 1)
+        await send(one, *range(20, 40))
+        await until(lambda: ingest.count("store_errors_total") > 2)
+        assert ingest.held("p0", range(40)) == list(range(20))  # the view answers as before
+        await admin.config_set("maxmemory", 0)
+        await ingest.at("p0", 39)
+        assert ingest.held("p0", range(40)) == list(range(40))
+        await ingest.knows("p0", Knowledge.EXACT)
+        assert ingest.count("restarts_total") == ingest.count("gaps_total", outcome="lost") == 0
+    await admin.aclose()
     await kept.close()
 
 

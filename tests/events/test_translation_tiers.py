@@ -245,6 +245,8 @@ def test_orphans_are_bounded_in_blocks_and_bytes() -> None:
     assert not ingest.rows()
     huge = stored(list(range(5000, 5400)), tokens_of(400), parent=99)
     assert ingest.hear(huge).left_out["expired"] >= 300
+    others = set(keys_of(*range(5000))) & {key[2:] for key in ingest.table}
+    assert len(others) == 64 - 25  # one event takes a quarter of the room at most
 
 
 def test_a_clear_forgets_what_waits() -> None:
@@ -290,3 +292,11 @@ def test_names_without_copies_are_bounded_oldest_first() -> None:
         assert len(ingest.rows()) <= 31
     names = {key for key, row in ingest.rows().items() if not any(row.copies)}
     assert len(names) == 30 and set(keys_of(*range(190, 200))) <= names
+
+
+def test_the_youngest_names_without_copies_stay_whatever_they_are_called() -> None:
+    ingest = Ingest(limits=Limits(most_aliases=30), forgets=True)
+    ingest.hear(stored([0], TOKENS[:4]), stored([0], tier=CPU))
+    for number in range(300, 200, -1):
+        ingest.hear(stored([number], [number] * 4), removed(number))
+        assert set(keys_of(*range(number, min(number + 20, 301)))) <= ingest.rows().keys()

@@ -173,6 +173,11 @@ async def test_a_redis_that_lost_everything_is_filled_again_though_nobody_speaks
         held = len(await truth(running, "one"))
         assert "store" in await doubted(running, "one", 5)
         assert len(await believed(running, "one")) == held  # the last view still answers
+        body = {"input_ids": [40] * 64, "sampling_params": {"max_new_tokens": 1}}
+        status, _, headers = await running.ask("/generate", body)
+        assert (status, headers["x-kvplane-knowledge"]) == (200, "partial"), headers
+        assert "store" in headers["x-kvplane-reason"]
+        held = len(await truth(running, "one"))
         with server(binary(), port=port):
             await settled(running)
             assert len(await believed(running, "one")) == held
