@@ -18,7 +18,6 @@ from .dialects.base import (
     BlocksStored,
     Decoded,
     Dialect,
-    Dropped,
     EngineEvent,
     engine_hash,
     engine_key,
@@ -26,7 +25,6 @@ from .dialects.base import (
 from .errors import BadEndpoint, EventsError
 from .metrics import EventsMetrics
 from .places import Place
-from .records import entry_record, record
 from .sequence import Gap, Life, Seen, judge, same_life
 from .settings import EventsSettings
 from .states import State
@@ -44,7 +42,6 @@ __all__ = [
     "Broadcast",
     "Decoded",
     "Dialect",
-    "Dropped",
     "EngineEvent",
     "EventsError",
     "EventsMetrics",
@@ -63,9 +60,7 @@ __all__ = [
     "dialect_of",
     "engine_hash",
     "engine_key",
-    "entry_record",
     "judge",
-    "record",
     "routes",
     "same_life",
 ]

@@ -19,7 +19,7 @@ from .errors import (
 from .facts import Facts, Size
 from .follower import Follower
 from .hashing import Tokens, chain, extend, from_hex, pack, seed, to_hex
-from .metrics import IndexMetrics, ViewCollector
+from .metrics import IndexMetrics
 from .ranking import Held, rank
 from .settings import IndexSettings
 from .stores import STORES, MemoryStore
@@ -80,7 +80,6 @@ __all__ = [
     "Tokens",
     "Value",
     "View",
-    "ViewCollector",
     "WorkerState",
     "chain",
     "extend",
