@@ -211,6 +211,14 @@ def test_copies_that_wait_are_counted_and_removed_one_by_one() -> None:
     assert ingest.depth(TOKENS) == 1
 
 
+def test_what_waits_weighs_what_its_tokens_weigh_however_often_it_is_told() -> None:
+    ingest = Ingest(limits=Limits(most_waiting_bytes=40))
+    child = stored([2], TOKENS[4:8], parent=1)
+    ingest.hear(child, child, child, removed(2))
+    ingest.hear(stored([12], TOKENS[8:12], parent=11))
+    assert waiting(ingest) == 2
+
+
 def test_more_copies_than_a_row_can_say_are_as_many_as_it_can() -> None:
     ingest, again = Ingest(forgets=True), stored([2], TOKENS[4:8], parent=1)
     ingest.hear(stored([1, 2], TOKENS[:8]))
