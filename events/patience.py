@@ -34,11 +34,18 @@ class Patience:
         """What the store answers at last."""
         settings = self._settings
         waits = backoff(settings.store_retry_s, most_s=settings.store_retry_most_s)
+        since: float | None = None
         while True:
             try:
-                return await call()
+                answer = await call()
             except StoreDown as error:
                 self._metrics.store_errors.inc()
-                wait = next(waits)
-                log.warning("store down worker=%s %s retry_in_s=%.1f", self._worker, error, wait)
-                await self._clock.sleep(wait)
+                if since is None:  # once: there may be a thousand workers
+                    since = self._clock.now()
+                    log.warning("store down worker=%s %s action=retry", self._worker, error)
+                await self._clock.sleep(next(waits))
+                continue
+            if since is not None:
+                after = self._clock.now() - since
+                log.info("store is back worker=%s after_s=%.1f", self._worker, after)
+            return answer

@@ -61,10 +61,12 @@ class Subscriptions:
         self._turn = asyncio.Lock()  # one pod's coming and going at a time
         self._replays = asyncio.Semaphore(self._settings.replays_at_once)
         self._evicted: int | None = None  # keys the store threw away, when last asked
+        self._heard = True  # the last sign of life was taken
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
         """Say that we live, from now on; workers come later."""
+        log.info("what is told here is signed ingest=%s", self.ingest)
         for name, work in (("beat", self._beat), ("evictions", self._watch)):
             task = asyncio.create_task(supervise(f"events {name}", work, self._clock))
             self._tasks.append(task)
@@ -95,9 +97,14 @@ class Subscriptions:
                 await self._store.beat(self.ingest, ttl_s)
         except (StoreDown, TimeoutError) as error:
             self._metrics.beats.labels("failed").inc()
-            log.warning("no sign of life given ingest=%s %s", self.ingest, error)
+            if self._heard:  # once, until one is taken again
+                log.warning("no sign of life given ingest=%s %s", self.ingest, error)
+            self._heard = False
         else:
             self._metrics.beats.labels("heard").inc()
+            if not self._heard:
+                log.info("signs of life are given again ingest=%s", self.ingest)
+            self._heard = True
 
     async def _watch(self) -> None:
         """A store that evicts keys has lost something of somebody: nothing in it is believed."""

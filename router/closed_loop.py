@@ -100,6 +100,10 @@ class ClosedLoop:
             return Knowledge.PARTIAL, f"the index store does not answer since {down_s:.0f} s"
         return None
 
+    def store_down_s(self) -> float:
+        """For how long the index store did not answer; 0 while it does."""
+        return self._store_down_s()
+
     def errors(self) -> Mapping[Worker, tuple[float, float]]:
         """Of every worker compared: shares of tokens claimed too much and too little."""
         now = self._clock.now()

@@ -75,11 +75,13 @@ def report(
     waiting: Iterable[Waited] = (),
     failed_rooms: Sequence[Mapping[str, Any]] = (),
     drift: Callable[[Worker], Verdict | None] = lambda worker: None,
+    store_down_s: float = 0.0,
 ) -> dict[str, Any]:
     """Everything that is wrong, ready for JSON; what blocks comes first. `failed_rooms` as
     Ledger.rooms(failed=True) gives them."""
     findings = [
         *_plane(fleet),
+        *_store(store_down_s),
         *(_not_serving(one) for one in waiting),
         *(found for target in fleet.targets() for found in _worker(target, breakers, now)),
         *(
@@ -109,6 +111,14 @@ def _plane(fleet: Fleet) -> Iterable[Finding]:
                 sentence = error.message if error else f"no {side} worker"
                 step = f"start a {side} of model {model!r}, or heal those there are"
                 yield Finding("plane", True, f"model {model!r}: {sentence}", f"{side} pool", step)
+
+
+def _store(down_s: float) -> Iterable[Finding]:
+    """What was known is still used, and believed in part at most."""
+    if down_s > 1:
+        sentence = f"the index store does not answer since {down_s:.0f} s"
+        step = "see that --redis can be reached from here; what was known is used meanwhile"
+        yield Finding("plane", False, sentence, "index store", step)
 
 
 def _not_serving(one: Waited) -> Finding:
@@ -162,7 +172,7 @@ def _knowledge(target: Target, fact: Known | None, drift: Verdict | None) -> Ite
         yield Finding(about, False, sentence, name, step)
     elif fact.state is not Knowledge.EXACT:
         sentence = f"knowledge of {name} is {fact.state}: {fact.reason}"
-        step = "it is exact again by itself once the stream is whole; if not, look at ingest's log"
+        step = "it ends by itself once an ingest follows the whole stream; if not, look at its log"
         yield Finding(about, False, sentence, name, step)
 
 

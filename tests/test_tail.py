@@ -19,7 +19,8 @@ from kit.ports import free_port
 from kit.wait import until
 
 from kvplane.doors import Server, Switchboard
-from kvplane.events import Broadcast, record, routes
+from kvplane.events import Broadcast, routes
+from kvplane.events.records import record
 from kvplane.index import Batch, IndexSettings, MemoryStore
 from kvplane.runtime import SystemClock, running
 from kvplane.tailing import Events, words
@@ -309,6 +310,7 @@ def test_events_are_found_in_pieces_of_any_size() -> None:
         (Cleared(P, E, ClearReason.GONE), "cleared  everything: gone"),
         (Cleared(P, E, ClearReason.ENGINE, Tier.GPU), "cleared  gpu: engine"),
         (Known(P, E, Knowledge.DARK, "silent", 1.0), "known    dark: silent"),
+        (Known(P, E, Knowledge.EXACT, "live", 1.0, "ab1"), "known    exact: live (ingest ab1)"),
         (
             Stored(P, E, Tier.GPU, None, (), 16, Group(2, GroupKind.WINDOW, 128)),
             "stored   0 blocks on gpu, cache group 2 (window of 128 tokens)",

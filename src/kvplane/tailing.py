@@ -72,7 +72,8 @@ def words(record: Mapping[str, Any]) -> Iterator[str]:
 def _said(change: Mapping[str, Any]) -> str:
     kind, tier = change["kind"], change.get("tier")
     if kind == "known":
-        return f"known    {change['state']}: {change['reason']}"
+        by = f" (ingest {change['by']})" if change.get("by") else ""  # of two, each says its own
+        return f"known    {change['state']}: {change['reason']}{by}"
     if kind == "cleared":
         return f"cleared  {tier or 'everything'}: {change['reason']}"
     group, count = change.get("group"), len(change["blocks"])

@@ -16,7 +16,8 @@ from kit.streams import QUICK
 from kit.wait import until
 
 from kvplane.doors import Server
-from kvplane.events import Broadcast, record, routes
+from kvplane.events import Broadcast, routes
+from kvplane.events.records import record
 from kvplane.index import Batch, CursorGone, MemoryStore, StoreDown
 from kvplane.runtime import SystemClock, running
 from kvplane.vocabulary import (

@@ -106,6 +106,12 @@ def test_a_stream_that_cannot_be_believed_is_named(known: Any, sentence: str) ->
     assert told(plane(), known) == [(sentence, "p1", False)]
 
 
+def test_a_store_that_does_not_answer_is_named_and_blocks_nothing() -> None:
+    said = "the index store does not answer since 4 s"
+    assert told(plane(), store_down_s=4.2) == [(said, "index store", False)]
+    assert told(plane(), store_down_s=0.9) == []
+
+
 def test_drift_is_named_with_its_cause_beside_what_ingest_says() -> None:
     wrong = [Compared(0.0, 96, 0, over=96)]
     found = told(plane(), drift=lambda worker: drifted(worker, wrong, wrong))
