@@ -6,6 +6,7 @@ of keys, drawn at the top of redis.py. Open it to change either (and then FORMAT
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from redis.exceptions import ResponseError
@@ -17,6 +18,7 @@ from ..errors import ShardsFixed, StoreDown, StoreUnfit
 from .line import Line
 
 FORMAT = 2
+_COUNT = re.compile(rb"[1-9][0-9]{0,4}")
 
 
 class Layout:
@@ -47,8 +49,10 @@ class Layout:
             for field, value in wanted:  # in this order: a number without a format is another's
                 await self._line.call(key, "HSETNX", key, field, value)
             kept, form = await self._kept()
-        if form is not None and int(form) != FORMAT:
-            raise StoreUnfit(self._shown, _other(int(form)))
+        if form not in (None, b"%d" % FORMAT):
+            raise StoreUnfit(self._shown, _other(form.decode(errors="replace")))
+        if kept is not None and not _COUNT.fullmatch(kept):
+            raise StoreUnfit(self._shown, _other(f"{FORMAT}, and {kept!r} for its shards"))
         if kept is None and not self._asked:
             raise StoreDown(self._shown, "no ingest has used this store yet")
         found = int(kept) if kept is not None else self._asked or 1
@@ -66,7 +70,7 @@ class Layout:
         except StoreDown as error:
             cause = error.__cause__
             if isinstance(cause, ResponseError) and "WRONGTYPE" in str(cause):
-                raise StoreUnfit(self._shown, _other(1)) from None
+                raise StoreUnfit(self._shown, _other("1")) from None
             raise
         return shards, form
 
@@ -87,7 +91,7 @@ class Layout:
         return f"{self.tag(worker)}:t:{epoch}:{worker}"
 
 
-def _other(form: int) -> str:
+def _other(form: str) -> str:
     return (
         f"its layout has format {form}, this program writes format {FORMAT}: "
         "use another --redis-prefix, or delete the keys of this one"

@@ -299,6 +299,12 @@ async def test_a_store_of_another_format_is_refused_with_a_sentence(
     for store in stores:
         with pytest.raises(StoreUnfit, match="has format 3"):
             await store.begin_life(A, None)
+    for field, value in (("format", b"\xff"), ("shards", "many"), ("shards", ""), ("shards", "0")):
+        await raw.hset(f"{redis_prefix}:shards", mapping={"shards": 1, "format": 2, field: value})
+        for store in stores:
+            with pytest.raises(StoreUnfit, match="another --redis-prefix"):
+                await store.begin_life(A, None)
+    for store in stores:
         await store.close()
 
 
