@@ -36,7 +36,7 @@ def usable(
         before = depth
         for group, size, held in known:
             step = size // block_size
-            mine = asked[step - 1 : depth // step * step : step]
+            mine = asked[step - 1 : depth : step]
             depth = _CAPS[group.kind](mine, group.tokens, size, held) * step
     return depth
 

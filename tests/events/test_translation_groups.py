@@ -153,8 +153,9 @@ def test_a_block_of_the_same_batch_names_others_though_it_is_gone() -> None:
 def test_copies_and_reports_are_counted_per_group() -> None:
     ingest = Ingest()
     ingest.hear(full(), window(6, 7))
-    ingest.hear(full(7, 8), window(7, first=7))  # a second copy of the last block
-    ingest.hear(full(), window(6, 7))  # a report: no copies
+    out = ingest.hear(full(7, 8), window(7, first=7))  # a second copy of the last block
+    out.changes += ingest.hear(full(), window(6, 7)).changes  # a report: no copies
+    assert not out.changes  # all of it is held already
     assert ingest.copies(8) == (2, 0, 0, 0) and ingest.copies(7) == (1, 0, 0, 0)
     ingest.hear(removed(8), removed(8, 7, group=1))
     assert len(ingest.blocks()) == 8 and ingest.blocks(group=1) == blocks(7)
@@ -172,6 +173,10 @@ def test_a_group_of_larger_blocks_uses_every_other_hash() -> None:
     fresh = Ingest()  # dense, and the counted group knows only the first two blocks
     fresh.hear(full(0, 2), stored([4, 6], TOKENS[8:24], 2, size=8, group=2, kind="mamba"))
     assert fresh.blocks(group=2) == blocks(3, 5)
+    pictures = stored([6], TOKENS[16:24], 4, size=8, group=2, kind="mamba", extra=(("img@0",),))
+    fresh = Ingest()  # nobody says in which of its two blocks the picture lies
+    fresh.hear(full(0, 4), stored([2, 4], TOKENS[:16], size=8, group=2, kind="mamba"))
+    assert fresh.hear(pictures).left_out == {"sparse": 1} and fresh.blocks(group=2) == blocks(1, 3)
 
 
 @pytest.mark.parametrize(

@@ -234,6 +234,15 @@ def test_more_copies_than_a_row_can_say_are_as_many_as_it_can() -> None:
     assert ingest.copies(2) == (MOST, 0, 0, 0)
 
 
+def test_a_waiting_block_and_one_that_is_computed_behind_a_parent_are_two_copies() -> None:
+    ingest = Ingest(forgets=True)
+    ingest.hear(stored([1], TOKENS[:4]), stored([3], TOKENS[8:12], parent=2))
+    ingest.hear(stored([2, 3], TOKENS[4:12], parent=1))
+    assert ingest.copies(3) == (2, 0, 0, 0)
+    ingest.hear(removed(3))
+    assert ingest.depth(TOKENS) == 3
+
+
 def test_a_waiting_block_may_be_what_a_report_tells_again() -> None:
     """Copies are not added: after the removal of the one there is, nothing may be left."""
     ingest = Ingest()
