@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from fastapi import FastAPI
+from fastapi.responses import Response
 from kit.indexed import fill, indexed
 from kit.plane import EngineSeat
 from kit.ports import free_port
@@ -23,7 +24,8 @@ from kvplane.events import Broadcast, routes
 from kvplane.events.records import record
 from kvplane.index import Batch, IndexSettings, MemoryStore
 from kvplane.runtime import SystemClock, running
-from kvplane.tailing import Events, words
+from kvplane.tailing import Events, tail, words
+from kvplane.terminal import NotKvplane
 from kvplane.vocabulary import (
     BlockHash,
     Change,
@@ -43,6 +45,7 @@ from kvplane.vocabulary import (
 
 P = Worker(Pod("p"))
 E = Epoch(1)
+SETTINGS = {"after": "", "json": False}
 
 
 class Tail:
@@ -287,6 +290,25 @@ async def index_process(redis_url: str, prefix: str) -> AsyncIterator[str]:
         await child.stop()
 
 
+@pytest.mark.parametrize(
+    "data",
+    [b"{{{", b"\xff", b"[]", b'"text"', b'{"x": 1}', b'{"at": 1e300, "changes": []}',
+     b'{"at": 1, "changes": [{"worker": "w", "kind": "stored"}]}', b'{"at": 1, "changes": 7}'],
+)  # fmt: skip
+async def test_a_stream_of_somebody_else_is_one_line_and_the_end(data: bytes) -> None:
+    app = FastAPI()
+
+    @app.get("/index/changes")
+    async def changes() -> Response:
+        body = b"id: 1\nevent: changes\ndata: " + data + b"\n\n"
+        return Response(body, media_type="text/event-stream")
+
+    server = Server(app, "127.0.0.1", 0, "other")
+    async with running([server]):
+        with pytest.raises(NotKvplane, match="is this kvplane"):
+            await tail({**SETTINGS, "url": f"http://127.0.0.1:{server.port}"})  # type: ignore[arg-type]
+
+
 # -- pure --------------------------------------------------------------------------------------
 
 
@@ -325,3 +347,9 @@ def test_every_kind_of_change_has_its_words(change: Change, said: str) -> None:
     shown: dict[str, Any] = {"at": 0.0, "changes": [record(change)]}
     (line,) = words(shown)
     assert line.split("  ", 1)[1] == f"{'p':<24} {said}"
+
+
+def test_what_is_printed_is_one_line_and_nothing_that_a_terminal_obeys() -> None:
+    evil = Known(P, E, Knowledge.DARK, "\x1b[2J\x07 a\nb\u202e é", 1.0)
+    (line,) = words({"at": 0.0, "changes": [record(evil)]})
+    assert line.isprintable() and "a?b" in line and "é" in line

@@ -66,7 +66,12 @@ def words(record: Mapping[str, Any]) -> Iterator[str]:
     """A line for each change of one record of the stream."""
     at = time.strftime("%H:%M:%S", time.localtime(record["at"]))
     for change in record["changes"]:
-        yield f"{at}  {change['worker']:<24} {_said(change)}"
+        yield _plain(f"{at}  {change['worker']:<24} {_said(change)}")
+
+
+def _plain(text: str) -> str:
+    """As one line, and nothing in it that a terminal would obey."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
 def _said(change: Mapping[str, Any]) -> str:
@@ -141,8 +146,9 @@ class _Tail:
                 raise NotKvplane(f"is this kvplane? {PATH} answered without a change stream")
             self.reached, events = True, Events()
             async for piece in answer.content.iter_any():
-                for event in events.feed(piece):
-                    self._take(event)
+                with _ours():
+                    for event in events.feed(piece):
+                        self._take(event)
         raise _Again(f"{self._url} has ended the stream")
 
     def _take(self, event: Event) -> None:
@@ -166,6 +172,16 @@ class _Tail:
         if self.reached:  # a proxy in between whose other side is away
             return _Again(f"{PATH} answered {answer.status}")
         return NotKvplane(f"is this kvplane? {PATH} answered {answer.status} {why}".rstrip())
+
+
+@contextlib.contextmanager
+def _ours() -> Iterator[None]:
+    """Raises NotKvplane for a stream that is none of ours."""
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError) as error:
+        why = f"{type(error).__name__}: {error}"[:200]
+        raise NotKvplane(f"is this kvplane? {PATH} sent what is no change: {why}") from None
 
 
 def _reason(text: str) -> str:
