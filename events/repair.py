@@ -106,6 +106,8 @@ class Repair:
                     self._replays.owe(asks)
                     answered = answered and await self._rebuild()
                 await self._take(rest)
+                if life is Life.SAME and fresh and writer.known_from is not None:
+                    answered = await self._rebuild()  # replay may give what it, or we, lacked then
             await writer.flush()
         except Mistaken as error:
             await self.refuse(error)

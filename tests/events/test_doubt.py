@@ -10,6 +10,8 @@ from kit.wait import until
 
 from kvplane.events import DIALECTS, BlocksStored, EventsSettings, engine_key
 from kvplane.events.silence import Silence
+from kvplane.index import MemoryStore
+from kvplane.runtime import SystemClock
 from kvplane.vocabulary import Epoch, Knowledge
 
 WATCHFUL = replace(QUICK, store_check_s=0.05)
@@ -64,6 +66,25 @@ async def test_without_replay_nothing_of_before_a_new_connection_is_believed() -
             await followed.at(2)
             assert blocks(followed) == 1
             assert "no replay" in await followed.knows(Knowledge.PARTIAL)
+
+
+async def test_what_was_missed_without_replay_is_had_by_the_first_ingest_that_has_one() -> None:
+    store = MemoryStore(SystemClock())
+    async with Publisher() as publisher:
+        await send(publisher, 1, 2, live=False)
+        publisher.with_replay = False  # in the first ingest's configuration
+        async with following(publisher, store=store) as followed:
+            await publisher.listened()
+            await send(publisher, 3)
+            await followed.at(2)
+            assert "no replay" in await followed.knows(Knowledge.PARTIAL)
+            assert blocks(followed) == 1
+        publisher.with_replay = True
+        async with following(publisher, store=store) as followed:
+            await followed.knows(Knowledge.EXACT)
+            await until(lambda: blocks(followed) == 3, 5)
+            assert followed.count("lives_total", by="more") == 1
+    await store.close()
 
 
 async def test_a_life_that_a_silent_replay_cannot_vouch_for_is_cleared_and_rebuilt_later() -> None:
