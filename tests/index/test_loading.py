@@ -13,6 +13,7 @@ from kvplane.index.stores.rows import AGES, NOTE
 from kvplane.vocabulary import BlockHash, Cursor, Epoch, Pod, Tier, Worker
 
 A = Worker(Pod("a"))
+FAR = 100_000
 
 
 @pytest.mark.parametrize("age", range(AGES))
@@ -46,8 +47,8 @@ def test_every_block_keeps_its_parent_in_every_tier(blocks: int) -> None:
     """A long chain that is not in all tiers everywhere, and a branch behind every ninth block."""
     chance, rows = random.Random(blocks), dict[bytes, Row]()
     for at in range(blocks):
-        for block, parent in ((at, at - 1 if at else None), (100_000 + at, at)):
-            if block < 100_000 or not at % 9:
+        for block, parent in ((FAR + at, FAR + at - 1 if at else None), (at, FAR + at)):
+            if block >= FAR or not at % 9:
                 copies = (chance.choice((0, 1, 1)), chance.choice((0, 0, 2)), 0, 1)
                 rows[b"u%d" % block] = Row(
                     BlockHash(block), None if parent is None else BlockHash(parent), copies, 16
