@@ -208,8 +208,7 @@ class Follower:
             lost |= self._draft.shards
             self._draft.view.drop()
             self._draft = None
-        whole = not error.shards or self._lost is None
-        self._lost = None if self._lost is None or whole else self._lost | lost
+        self._lost = None if self._lost is None or not error.shards else self._lost | lost
 
     # -- the store ---------------------------------------------------------------------------
 

@@ -15,6 +15,7 @@ from prometheus_client import CollectorRegistry
 
 from kvplane.index import (
     Batch,
+    Entry,
     Follower,
     IndexMetrics,
     IndexSettings,
@@ -33,6 +34,7 @@ from kvplane.vocabulary import (
     BlockHash,
     Cleared,
     ClearReason,
+    Cursor,
     Epoch,
     Knowledge,
     Known,
@@ -240,6 +242,55 @@ async def test_only_the_shard_that_was_lost_is_drawn_anew_and_the_old_answers_se
     assert value("kvplane_index_store_errors_total", {"kind": "cursor_gone"}) == 1
 
 
+async def test_what_another_shard_has_not_given_yet_is_neither_skipped_nor_waited_for(
+    sharded: Shards, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view, read = View(), sharded._next
+
+    async def only_the_first(part: MemoryStore, mark: Cursor) -> Entry | None:
+        return await read(part, mark) if part is sharded.parts[0] else None
+
+    follower = Follower(sharded, view, clock)
+    async with running([follower]):
+        await asyncio.wait_for(follower.ready.wait(), 5)
+        monkeypatch.setattr(sharded, "_next", only_the_first)
+        await say(sharded, P1, 5, 9)
+        await say(sharded, P0, 5, 40)  # more than the stream keeps
+        await ticking(clock, lambda: held(view, P0) == set(range(41)))
+        assert held(view, P1) == set(range(5))
+        monkeypatch.setattr(sharded, "_next", read)
+        await until(lambda: held(view, P1) == set(range(10)))
+    assert sharded.asked == [None, {0}]
+
+
+async def test_the_cursor_says_nothing_of_a_draft_that_is_not_exact_yet(
+    sharded: Shards, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    view, read = View(), sharded._next
+    follower = Follower(sharded, view, clock)
+
+    async def only_the_second(part: MemoryStore, mark: Cursor) -> Entry | None:
+        return await read(part, mark) if part is sharded.parts[1] else None
+
+    async def write(at: str) -> None:
+        if at == "behind":
+            await say(sharded, P0, 41, 42)  # the draft lacks this
+            monkeypatch.setattr(sharded, "_next", only_the_second)
+
+    async with running([follower]):
+        await asyncio.wait_for(follower.ready.wait(), 5)
+        behind, sharded.step = follower.cursor, write
+        await say(sharded, P0, 5, 40)
+        await ticking(clock, lambda: sharded._next is not read)
+        await say(sharded, P1, 5, 9)
+        await until(lambda: held(view, P1) == set(range(10)))
+        assert held(view, P0) == set(range(5))
+        assert follower.cursor == sharded.splice(await sharded.head(), behind, {0})
+        monkeypatch.setattr(sharded, "_next", read)
+        await until(lambda: held(view, P0) == set(range(43)))
+        assert follower.cursor == await sharded.head()
+
+
 async def test_what_is_written_while_a_snapshot_is_read_is_neither_lost_nor_counted_twice(
     sharded: Shards, clock: FakeClock
 ) -> None:
@@ -303,9 +354,12 @@ async def test_what_one_part_of_the_store_hides_is_partial_and_the_rest_stays_ex
     await sharded.beat("i", 3600)
     for worker in (P0, P1):
         await sharded.known(Known(worker, ONE, Knowledge.EXACT, "live", 1.0, "i"))
-    async with running([Follower(sharded, view, clock)]):
+    follower = Follower(sharded, view, clock)
+    async with running([follower]):
         await until(lambda: state(view, P0) == state(view, P1) == Knowledge.EXACT)
         sharded.unread = frozenset({1})
+        await ticking(clock, lambda: 1 in follower._away_since)
+        assert state(view, P1) is Knowledge.EXACT  # not at once: a moment is none
         await ticking(clock, lambda: state(view, P1) is Knowledge.PARTIAL)
         assert state(view, P0) is Knowledge.EXACT
         sharded.unread = frozenset()
