@@ -136,6 +136,13 @@ def test_a_stream_is_silent_when_enough_is_owed_for_long_enough() -> None:
     assert (stream.owed, stream.silent_s(60.0)) == (100, 60.0)
 
 
+def test_a_stream_is_silent_since_enough_was_owed_not_since_the_last_request() -> None:
+    stream = Stream(SETTINGS)
+    for prompt in range(100):
+        stream.served(None, None, prompt, float(prompt))
+    assert stream.silent_s(99.0) == 97.0  # the third came at 2.0
+
+
 @pytest.mark.parametrize("before", [None, 7])
 def test_any_batch_pays_everything(before: int | None) -> None:
     stream = Stream(SETTINGS)
