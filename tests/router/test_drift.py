@@ -78,6 +78,11 @@ def test_what_was_right_long_ago_does_not_hide_what_is_wrong_now() -> None:
     assert window(*[(960, 960)] * 40, *[(96, 0)] * 10).alarmed(0.0)
 
 
+def test_an_alarm_is_about_the_late_ones_alone() -> None:
+    made = window(*[(64, 0)] * 20, *[(96, 0), (96, 96)] * 5)
+    assert [one.predicted for one in made.wrong(0.0)] == [96] * 5
+
+
 def test_the_alarm_ends_when_the_last_few_agree_and_does_not_come_back_by_itself() -> None:
     made = window(*[(96, 0)] * 6)
     assert made.alarmed(0.0)
