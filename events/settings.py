@@ -40,6 +40,7 @@ class EventsSettings:
     remembered: int = 1024  # digests of applied batches that tell a repeat from a new life
     store_retry_s: float = 0.1  # first pause when the store is down, doubled each time
     store_retry_most_s: float = 5.0  # longest such pause
+    outage_check_s: float = 0.25  # between two looks whether a store that was down is back
     beat_s: float = 1.5  # between two signs of life in the store
     beat_ttl_s: float = 6.0  # silence after which what this ingest said of workers is void
     evicted_check_s: float = 5.0  # between two looks whether the store threw keys away

@@ -25,6 +25,7 @@ from .errors import BadFrames, Mistaken, Resync
 from .frames import Frame
 from .live import Live
 from .metrics import EventsMetrics
+from .patience import Outage
 from .places import Place
 from .repair import Repair
 from .replay import Replays
@@ -52,6 +53,7 @@ class Subscriber:
         context: zmq.asyncio.Context | None = None,
         ingest: str = "",
         turns: asyncio.Semaphore | None = None,
+        outage: Outage | None = None,
     ) -> None:
         self.worker, self.place = worker, place
         self._settings = settings or EventsSettings()
@@ -64,7 +66,7 @@ class Subscriber:
         self._replays = Replays(self._context, place.replay, *found, turns)
         self._writer = Writer(
             worker, place.dialect, store, place.model, clock, metrics, self._settings,
-            self._telling, place.ranks,
+            self._telling, place.ranks, outage,
         )  # fmt: skip
         self._repair = Repair(
             worker, place, self._writer, self._replays, self._telling, metrics, self._settings

@@ -20,6 +20,7 @@ from kvplane.runtime import Clock, backoff, cancel, supervise
 from kvplane.vocabulary import Epoch, Knowledge, Pod, Worker, WorkerUp
 
 from .metrics import EventsMetrics
+from .patience import Outage
 from .places import Place, alike, another_life, places_of
 from .settings import EventsSettings
 from .sockets import roomy
@@ -62,6 +63,7 @@ class Subscriptions:
         self._replays = asyncio.Semaphore(self._settings.replays_at_once)
         self._evicted: int | None = None  # keys the store threw away, when last asked
         self._heard = True  # the last sign of life was taken
+        self._outage = Outage()
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -88,7 +90,9 @@ class Subscriptions:
     async def _beat(self) -> None:
         while True:
             await self._sign(self._settings.beat_ttl_s)
-            await self._clock.sleep(self._settings.beat_s)
+            # one asks often whether the store is back, so that all others may ask seldom
+            pause = self._settings.beat_s if self._heard else self._settings.outage_check_s
+            await self._clock.sleep(pause)
 
     async def _sign(self, ttl_s: float) -> None:
         """One sign of life; a store that is down is no reason to end."""
@@ -103,6 +107,7 @@ class Subscriptions:
         else:
             self._metrics.beats.labels("heard").inc()
             if not self._heard:
+                self._outage.end()
                 log.info("signs of life are given again ingest=%s", self.ingest)
             self._heard = True
 
@@ -159,7 +164,7 @@ class Subscriptions:
             self._context = roomy(self._settings.sockets)
         return Subscriber(
             Worker(up.pod, rank), place, self._store, self._clock, self._metrics, self._settings,
-            self._context, self.ingest, self._replays,
+            self._context, self.ingest, self._replays, self._outage,
         )  # fmt: skip
 
     async def down(self, pod: Pod) -> None:

@@ -37,7 +37,7 @@ from .dialects.base import BadBatch, Decoded, Dialect
 from .errors import Mistaken, Resync
 from .frames import Frame
 from .metrics import EventsMetrics
-from .patience import Patience
+from .patience import Outage, Patience
 from .settings import EventsSettings
 from .telling import Telling
 from .translation import Translation, Translator
@@ -60,11 +60,12 @@ class Writer:
         settings: EventsSettings,
         telling: Telling,
         ranks: int = 1,
+        outage: Outage | None = None,
     ) -> None:
         self.worker, self._dialect, self._store, self._model = worker, dialect, store, model
         self._clock, self._metrics, self._settings = clock, metrics, settings
         self._telling, self._ranks = telling, ranks
-        self._patiently = Patience(worker, clock, metrics, settings)
+        self._patiently = Patience(worker, clock, metrics, settings, outage)
         self._bad = 0  # batches that could not be decoded
         self.epoch = Epoch(0)  # 0 until load()
         self.last: int | None = None  # last batch taken; the store may be one flush behind
