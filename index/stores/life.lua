@@ -50,6 +50,7 @@ if ARGV[1] == 'known' then
   end
   drop_known(stays)
   redis.call('HSET', KEYS[1], 'k:' .. ARGV[7], ARGV[6])
+  redis.call('SADD', KEYS[5], ARGV[3]) -- where the set was lost, it is whole again with time
 else
   drop_known({})
   redis.call('HDEL', KEYS[1], 'l', 'h', 'o')
