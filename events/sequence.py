@@ -55,13 +55,13 @@ def same_life(last: int, matches: bool | None, first_replayed: int | None) -> Li
 
     Asked: a replay from `last`. A living publisher still holds its newest batch, so an answer
     without any batch means its counter is below ours: a new life. `matches` says whether the
-    replayed batch `last` is the one we applied; None where the first replayed is another.
+    replayed batch `last` is the one we applied; None where the first replayed is another. BEYOND
+    proves no life, and need not: there is a gap, and what we had is cleared. An answer that begins
+    right behind our last batch has none, so it is taken for a new life.
 
         answer []        -> NEW       answer [7 equal, 8] -> SAME
-        answer [7 other] -> NEW       answer [50, 51]     -> BEYOND
+        answer [7 other] -> NEW       answer [50, 51]     -> BEYOND      answer [8] -> NEW
     """
-    if first_replayed is None:
-        return Life.NEW
-    if first_replayed != last:
+    if first_replayed is not None and first_replayed > last + 1:
         return Life.BEYOND
-    return Life.SAME if matches else Life.NEW
+    return Life.SAME if matches and first_replayed == last else Life.NEW

@@ -74,6 +74,26 @@ async def test_a_new_connection_with_another_life_behind_it_shows_a_restart() ->
             assert followed.count("lives_total", by="connection") == 1
 
 
+async def test_another_life_whose_replay_begins_right_behind_our_last_batch_inherits_nothing() -> (
+    None
+):
+    """Small buffers: no number is missing, and no batch of ours is left to compare."""
+    old = Publisher()
+    new = Publisher(ports=old.ports)
+    async with following(old, settings=CALM) as followed:
+        async with old:
+            await followed.knows(Knowledge.EXACT)
+            await old.listened()
+            await send(old, 1, 2)
+            await followed.at(1)
+        async with new:
+            await send(new, 5, 6, live=False, kept=False)
+            await send(new, 7, 8, live=False)
+            await followed.at(3)
+            await followed.knows(Knowledge.PARTIAL)
+            assert held(followed, 1, 2, 5, 6, 7, 8) == [7, 8]
+
+
 async def test_another_generation_shows_a_restart_though_nothing_else_does() -> None:
     """The engine's process start, as discovery asks it: the stream may look the same."""
     async with Publisher() as one, ingesting(MemoryStore(), CALM) as ingest:

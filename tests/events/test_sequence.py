@@ -49,6 +49,9 @@ def test_a_gap_is_all_between_and_nothing_else(last: int | None, sequence: int) 
         (None, 7, Life.NEW),
         (None, None, Life.NEW),
         (None, 50, Life.BEYOND),
+        (False, 50, Life.BEYOND),
+        (False, 9, Life.BEYOND),
+        (False, 8, Life.NEW),  # nothing is missing, and nothing shows that it is the same
     ],
 )
 def test_what_the_answer_from_our_last_batch_tells(
