@@ -10,7 +10,7 @@ import pytest
 from kit.batches import payload, send, store
 from kit.ingesting import ingesting, up
 from kit.ports import free_ports
-from kit.streams import Publisher, number
+from kit.streams import QUICK, Publisher, number
 from kit.wait import until
 
 from kvplane.index import MemoryStore
@@ -146,6 +146,23 @@ async def test_a_rank_whose_stream_is_another_rank_s_is_dark() -> None:
         await ingest.knows("p0", Knowledge.EXACT)
         assert ingest.held("p0@1", (1, 2)) == [] and ingest.held("p0", (1, 2)) == [1]
         assert ingest.count("mistaken_total", what="rank") >= 1
+
+
+@pytest.mark.parametrize("sequence", [0, 5])
+async def test_nothing_is_asked_for_a_batch_that_is_another_ranks(sequence: int) -> None:
+    calm = replace(QUICK, settle_s=60.0, idle_check_s=60.0)
+    async with Publisher() as one, Publisher() as other, ingesting(MemoryStore(), calm) as ingest:
+        await ingest.subscriptions.up(up("p0", one, other))
+        await other.listened()
+        for name in (1, 2):
+            await other.publish(payload(store(name), dp_rank=1))
+        await ingest.at("p0@1", 1)
+        asked = len(other.questions)
+        await other.raw([b"", number(sequence), payload(store(9), dp_rank=0)])
+        await ingest.knows("p0@1", Knowledge.DARK, "says rank 0")
+        assert len(other.questions) == asked
+        assert ingest.count("lives_total", by="doubt") == 1  # and by nothing else
+        assert ingest.count("lives_total", by="sequence") == 0
 
 
 async def test_a_single_stream_may_number_its_rank_as_it_likes() -> None:

@@ -413,6 +413,7 @@ def test_knowledge_and_position_belong_to_one_life() -> None:
     view.apply(Known(A, Epoch(1), Knowledge.EXACT, "live", 5.0))
     view.note(A, Epoch(1), 41, 6.0)
     view.note(A, Epoch(9), 99, 7.0)
+    view.note(A, Epoch(1), 40, 6.0)  # told again, as after a snapshot
     facts = view.facts(A)
     assert facts is not None and (facts.last, facts.heard) == (41, 6.0)
     view.apply(Cleared(A, Epoch(2), ClearReason.RESTART))
