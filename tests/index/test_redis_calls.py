@@ -19,6 +19,7 @@ from kit.durable import durable
 from kit.ports import free_port
 from kit.redis import binary, server
 from redis.asyncio import Redis
+from redis.exceptions import ConnectionError as RedisConnectionError
 
 from kvplane.index import (
     Applied,
@@ -112,7 +113,7 @@ async def test_a_call_cancelled_at_any_step_never_leaves_its_answer_to_the_next(
     await store.close()
 
 
-@pytest.mark.parametrize("ends_with", [None, OSError("gone")])
+@pytest.mark.parametrize("ends_with", [None, OSError("gone"), RedisConnectionError("gone")])
 async def test_a_cancellation_that_the_client_loses_still_ends_the_task(
     ends_with: Exception | None,
 ) -> None:

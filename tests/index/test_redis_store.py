@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from kit.ports import free_port
 from kit.redis import binary, server
+from kit.wait import until
 from redis.asyncio import Redis
-from redis.exceptions import ConnectionError as RedisConnectionError
 
 from kvplane.index import (
     Applied,
@@ -27,7 +27,6 @@ from kvplane.index import (
     StoreUnfit,
 )
 from kvplane.index.stores import codec
-from kvplane.index.stores.line import ours
 from kvplane.runtime import cancel
 from kvplane.vocabulary import (
     BlockHash,
@@ -109,6 +108,27 @@ async def test_a_forgotten_worker_leaves_only_a_tombstone_that_expires(
     assert 0 < await raw.ttl(f"{tag}:m:a") <= FAST.tombstone_s
     await store.begin_life(A, None)
     assert await raw.ttl(f"{tag}:m:a") == -1
+
+
+async def test_a_new_life_keeps_nothing_of_the_old_one_and_dead_ingests_leave_nothing(
+    store: RedisStore, raw: Redis, redis_prefix: str
+) -> None:
+    await store.begin_life(A, None)
+    await store.apply(batch(0))
+    await store.known(Known(A, ONE, Knowledge.EXACT, "live", 7.5, "me"))
+    await store.begin_life(A, ONE)
+    tag = f"{{{redis_prefix}:0}}"
+    assert await raw.hgetall(f"{tag}:m:a") == {b"e": b"2"}
+    assert not await raw.exists(f"{tag}:t:1:a", f"{tag}:t:2:a")
+    for number in range(5):
+        await store.beat(f"old{number}", 0.001)
+
+    async def nobody() -> bool:
+        return not await store.living()
+
+    await until(nobody)
+    await store.beat("me", 60.0)
+    assert await raw.zrange(f"{tag}:b", 0, -1) == [b"me"]
 
 
 async def test_the_number_of_shards_is_fixed_at_first_use(
@@ -362,21 +382,3 @@ async def test_a_store_survives_a_restart_of_the_server(tmp_path: object) -> Non
         assert await first_after(store, cursor) is not None
         assert await store.table(A) == {b"k": ROW}
         await store.close()
-
-
-@pytest.mark.parametrize("ends_with", [None, RedisConnectionError("gone")])
-async def test_a_cancellation_that_the_client_loses_still_ends_the_task(
-    ends_with: Exception | None,
-) -> None:
-    async def work() -> None:
-        with ours("redis://h:1"):
-            try:
-                await asyncio.Event().wait()
-            except asyncio.CancelledError:  # as asyncio.wait_for does before Python 3.12
-                if ends_with:
-                    raise ends_with from None
-
-    task = asyncio.create_task(work())
-    await asyncio.sleep(0)
-    await cancel(task)
-    assert task.cancelled()
