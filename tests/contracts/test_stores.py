@@ -447,6 +447,9 @@ async def test_gaps_that_stayed_open_are_counted_over_lives(store: Store) -> Non
     state = (await store.snapshot()).workers[0]
     assert (state.gaps, state.epoch, state.last) == (2, 2, 0)
     assert (await store.position(A)) == Position(Epoch(2), 0, gaps=2)
+    await store.forget(A, Epoch(2))
+    assert await store.begin_life(A, None) == 3
+    assert (await store.position(A)) == Position(Epoch(3), None)  # who comes again has had none
 
 
 async def test_when_a_worker_was_last_heard_is_told_by_the_stores_clock(store: Store) -> None:

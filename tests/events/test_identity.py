@@ -117,6 +117,7 @@ async def test_others_on_a_shared_socket_do_not_darken_the_worker_that_is_there_
         assert ingest.held("a", range(10)) == [1, 2]
         await ingest.knows("a", Knowledge.EXACT)
         assert ingest.count("mistaken_total", what="topic") == 3
+        assert ingest.count("lives_total", by="doubt") == 0
 
 
 async def test_a_stream_that_is_ours_again_is_believed_again() -> None:
