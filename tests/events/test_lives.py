@@ -94,6 +94,47 @@ async def test_another_life_whose_replay_begins_right_behind_our_last_batch_inhe
             assert held(followed, 1, 2, 5, 6, 7, 8) == [7, 8]
 
 
+async def test_behind_a_gap_that_replay_cannot_close_all_it_gives_is_taken() -> None:
+    old = Publisher()
+    new = Publisher(ports=old.ports, sequence=2)
+    async with following(old, settings=CALM) as followed:
+        async with old:
+            await followed.knows(Knowledge.EXACT)
+            await old.listened()
+            await send(old, 1, 2)
+            await followed.at(1)
+        async with new:
+            await send(new, 5, 6, live=False, kept=False)
+            await send(new, 7, 8, live=False)
+            await followed.at(5)
+            assert "batches 2 to 3" in await followed.knows(Knowledge.PARTIAL)
+            assert held(followed, 1, 2, 5, 6, 7, 8) == [7, 8]
+
+
+class Holes(Publisher):
+    """Whose answers never have two batches that follow each other."""
+
+    async def _serve(self) -> None:
+        whole = self.buffer
+        while True:
+            asker, _, asked = await self._router.recv_multipart()
+            first = int.from_bytes(asked, "big")
+            self.questions.append(first)
+            for at in range(first, len(whole), 2):
+                await self._router.send_multipart([asker, b"", number(at), whole[at]])
+            await self._router.send_multipart([asker, b"", b"\xff" * 8, b""])
+
+
+async def test_an_answer_with_holes_is_asked_on_for_a_few_times_only() -> None:
+    async with Holes() as publisher:
+        await send(publisher, *range(40), live=False)
+        async with following(publisher, settings=replace(CALM, replay_rounds=3)) as followed:
+            await followed.at(39)
+            await followed.knows(Knowledge.PARTIAL)
+            assert publisher.questions == [0, 1, 2, 3]
+            assert held(followed, *range(40)) == [39]
+
+
 async def test_another_generation_shows_a_restart_though_nothing_else_does() -> None:
     """The engine's process start, as discovery asks it: the stream may look the same."""
     async with Publisher() as one, ingesting(MemoryStore(), CALM) as ingest:

@@ -227,6 +227,21 @@ async def test_a_leftover_of_an_old_life_does_not_enter_the_new_one() -> None:
         await followed.knows(Knowledge.EXACT)
 
 
+async def test_a_leftover_does_not_enter_where_batches_of_the_new_life_are_missing_either() -> None:
+    settings = replace(QUICK, settle_s=60.0, idle_check_s=60.0)
+    async with Publisher() as publisher, following(publisher, settings=settings) as followed:
+        await followed.knows(Knowledge.EXACT)
+        await publisher.listened()
+        await send(publisher, 3)
+        await send(publisher, 6, 7, live=False)
+        await publisher.raw([b"", number(5), payload(store(9))])
+        await send(publisher, 4)
+        await followed.at(3)
+        assert held(followed, 3, 4, 6, 7, 9) == [3, 4, 6, 7]
+        await followed.knows(Knowledge.EXACT)
+        assert followed.count("gaps_total", outcome="lost") == 0
+
+
 async def test_messages_of_other_shapes_are_counted_and_do_no_harm(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

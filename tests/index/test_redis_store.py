@@ -234,6 +234,18 @@ async def test_a_stream_that_lost_its_end_is_noticed_though_it_is_silent(
         await waiting
 
 
+async def test_another_entry_under_the_number_of_the_last_one_is_noticed_though_it_is_silent(
+    store: RedisStore, raw: Redis, redis_prefix: str
+) -> None:
+    """Written by a master whose clock is behind: no read after our place gives it."""
+    await store.begin_life(A, None)
+    await store.apply(batch(0))
+    cursor = await store.head()
+    await raw.hset(f"{{{redis_prefix}:0}}:n", "i", "1-1")
+    with pytest.raises(CursorGone):
+        await first_after(store, cursor)
+
+
 async def test_a_stream_lost_while_another_shard_is_busy_is_noticed(
     raw: Redis, redis_url: str, redis_prefix: str
 ) -> None:
