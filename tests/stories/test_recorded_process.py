@@ -17,7 +17,7 @@ from kvplane.index import RedisStore
 from kvplane.vocabulary import Pod, Worker
 
 RUN: Run = min(recording()[1], key=lambda one: len(one.frames))
-EVERY = 3  # borders; a process needs seconds to begin
+EVERY = 5  # borders; a process needs seconds to begin
 
 
 def command(engine: FakeEngine, publisher: Publisher, redis: str, prefix: str) -> Child:
@@ -67,4 +67,4 @@ async def test_depths_are_exact_though_the_ingest_process_is_killed_at_borders(
                 assert asked.found(made.view, made.worker, RUN.block_size) == asked.cached, asked
                 compared += 1
     print(f"{RUN.name}: {compared} compared over {killed} deaths of the process")
-    assert compared == RUN.counts()[0] and killed >= 3
+    assert compared == RUN.counts()[0] and killed >= 2
