@@ -135,6 +135,39 @@ async def test_an_answer_with_holes_is_asked_on_for_a_few_times_only() -> None:
             assert held(followed, *range(40)) == [39]
 
 
+class Muted(Publisher):
+    """Whose replay may be silent."""
+
+    silent = False
+
+    async def _serve(self) -> None:
+        while True:
+            asker, _, asked = await self._router.recv_multipart()
+            first = int.from_bytes(asked, "big")
+            for at in sorted(self.buffer) if not self.silent else ():
+                if at >= first:
+                    await self._router.send_multipart([asker, b"", number(at), self.buffer[at]])
+            if not self.silent:
+                await self._router.send_multipart([asker, b"", b"\xff" * 8, b""])
+
+
+async def test_a_gap_behind_a_silent_replay_is_closed_when_it_answers_again() -> None:
+    patient = replace(CALM, replay_s=0.1)
+    async with Muted() as publisher, following(publisher, settings=patient) as followed:
+        await followed.knows(Knowledge.EXACT)
+        await publisher.listened()
+        await send(publisher, 1)
+        await followed.at(0)
+        publisher.silent = True
+        await send(publisher, 2, live=False)
+        await send(publisher, 3)
+        await until(lambda: held(followed, 1, 2, 3) == [3])
+        publisher.silent = False
+        await until(lambda: held(followed, 1, 2, 3) == [1, 2, 3])
+        await followed.knows(Knowledge.EXACT)
+        assert followed.count("lives_total", by="more") == 1
+
+
 async def test_another_generation_shows_a_restart_though_nothing_else_does() -> None:
     """The engine's process start, as discovery asks it: the stream may look the same."""
     async with Publisher() as one, ingesting(MemoryStore(), CALM) as ingest:

@@ -221,10 +221,13 @@ async def test_a_leftover_of_an_old_life_does_not_enter_the_new_one() -> None:
         await send(publisher, 3)
         await until(lambda: held(followed, 1, 2, 3) == [3], 5)
         await publisher.raw([b"", number(5), payload(store(9))])  # was still in a queue
+        await until(lambda: followed.count("repeats_total") == 1, 5)
         await send(publisher, 4)
         await followed.at(1)
         assert held(followed, 3, 4, 9) == [3, 4]
         await followed.knows(Knowledge.EXACT)
+        assert followed.count("gaps_total", outcome="lost") == 0
+        assert followed.view.epoch(WORKER) == 2
 
 
 async def test_a_leftover_does_not_enter_where_batches_of_the_new_life_are_missing_either() -> None:
