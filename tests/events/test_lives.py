@@ -208,7 +208,8 @@ async def test_a_mere_reconnect_is_no_restart(cuts: int) -> None:
 
 async def test_a_gap_larger_than_the_buffer_clears_and_says_since_when() -> None:
     """Last heard 10, then 11 to 99 go by; replay has 50 to 99."""
-    async with Publisher() as publisher, following(publisher, settings=CALM) as followed:
+    alert = replace(CALM, store_check_s=0.01)
+    async with Publisher() as publisher, following(publisher, settings=alert) as followed:
         await followed.knows(Knowledge.EXACT)
         await publisher.listened()
         await send(publisher, *range(11))
@@ -231,6 +232,7 @@ async def test_a_gap_larger_than_the_buffer_clears_and_says_since_when() -> None
         await followed.at(119)
         assert publisher.questions == [0, 11]
         assert followed.subscriber.stream[0] is State.PARTIAL
+        assert followed.count("resyncs_total", reason="gap") == 0  # it is our own
 
 
 async def test_a_replay_that_is_silent_is_asked_again_with_growing_pauses() -> None:
