@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from kit.batches import drop, payload, send, store
+from kit.batches import drop, held, payload, send, store
 from kit.ingesting import Ingest, ingesting, up
 from kit.redis import binary, server
 from kit.streams import QUICK, WORKER, Publisher, following
@@ -162,6 +162,32 @@ async def test_a_gap_that_only_the_other_ingest_could_not_close_makes_us_partial
             reason = await until(lambda: partial(one.subscriber.stream))
             assert re.search("incomplete since .*: batches before 3", reason)
             assert one.count("resyncs_total", reason="gap") >= 1
+    await kept.close()
+
+
+async def test_a_gap_that_the_other_ingest_has_written_over_already_clears_nothing() -> None:
+    """Who could not close it takes over what is there, or it would not know what is removed."""
+    kept = MemoryStore(SystemClock())
+    settings = replace(WATCHFUL, idle_check_s=60.0, settle_s=60.0)
+    lame = Publisher(with_replay=False)
+    async with lame, following(lame, store=kept, settings=settings) as other:
+        await lame.listened()
+        await send(lame, 1)
+        await other.at(0)
+        whole = Publisher(topic=lame.topic, buffer=dict(lame.buffer), sequence=1)
+        async with whole, following(whole, store=kept, settings=settings) as one:
+            await whole.listened()
+            await until(lambda: one.subscriber.sequence == 0)
+            await send(whole, 2, 3, 4)
+            await one.at(3)
+            await send(lame, 2, 3, live=False)
+            await send(lame, 4)
+            await until(lambda: other.count("resyncs_total", reason="repeat") == 1)
+            await lame.publish(payload(drop(1)))
+            await other.at(4)
+            assert held(other, 1, 2, 3, 4) == [2, 3, 4]
+            facts = other.view.facts(WORKER)
+            assert facts is not None and facts.gaps == 0
     await kept.close()
 
 

@@ -209,6 +209,7 @@ async def test_a_late_batch_we_do_not_remember_is_judged_by_replay() -> None:
         await followed.at(3)
         assert held(followed, 1, 2, 3, 4) == [1, 2, 3, 4]
         assert followed.count("restarts_total") == 0
+        assert len(followed.subscriber._writer._seen) == 1
 
 
 async def test_a_leftover_of_an_old_life_does_not_enter_the_new_one() -> None:
