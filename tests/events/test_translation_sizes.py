@@ -114,6 +114,17 @@ def test_chunks_nobody_removes_are_given_up_when_they_are_old() -> None:
     assert held_by(ingest.table) == {(Tier.GPU, None): set(blocks_of(TOKENS)[:1])}
 
 
+def test_a_chunk_of_several_tiers_is_known_until_the_last_gives_it_up() -> None:
+    ingest = Ingest(limits=Limits(chunk_s=10.0), forgets=True)
+    for tier in (CPU, Tier.DISK, Tier.REMOTE):
+        told = stored([501], TOKENS[:16], size=16, tier=tier)
+        ingest.hear(stored([1], TOKENS[:4]), told, ts=100.0)
+    ingest.hear(removed(501, tier=CPU), ts=100.0)
+    assert not ingest.blocks(CPU) and len(ingest.blocks(Tier.REMOTE)) == 4
+    assert ingest.hear(ts=111.0).left_out == {"expired": 8}
+    assert not ingest.blocks(Tier.DISK) and not ingest.blocks(Tier.REMOTE)
+
+
 def test_a_clock_that_stands_still_ends_no_chunk_but_their_number_does() -> None:
     ingest = Ingest(limits=Limits(most_blocks=40))
     ingest.hear(stored([1], TOKENS[:4]))

@@ -10,12 +10,12 @@ import msgspec
 import pytest
 from kit.translating import Ingest, P, blocks_of, keys_of, removed, stored, tokens_of
 
-from kvplane.events import DIALECTS, AllCleared, EngineEvent
+from kvplane.events import DIALECTS, AllCleared, EngineEvent, Translation
 from kvplane.events.copies import MOST
 from kvplane.events.translation import Limits
 from kvplane.events.waiting import Wait
-from kvplane.index import Note, View, pack
-from kvplane.vocabulary import Epoch, Pod, Stored, Tier, Worker
+from kvplane.index import Note, Row, View, pack
+from kvplane.vocabulary import ClearReason, Epoch, Pod, Stored, Tier, Worker
 
 TOKENS = tokens_of(4)
 BLOCKS = blocks_of(TOKENS)
@@ -299,6 +299,15 @@ def test_workers_without_lower_tiers_keep_no_names() -> None:
     ingest = Ingest()
     ingest.hear(stored([1], TOKENS[:4]), removed(1))
     assert not ingest.rows()
+
+
+def test_after_a_loss_names_are_kept_only_once_a_lower_tier_is_heard_of_again() -> None:
+    for reason, kept in ((ClearReason.ENGINE, 1), (ClearReason.GAP, 0)):
+        ingest = Ingest()
+        ingest.hear(stored([1], TOKENS[:4]), stored([1], tier=CPU))
+        ingest.translator.clear(reason, Translation())
+        ingest.hear(stored([2], TOKENS[:4]), removed(2))
+        assert sum(isinstance(row, Row) for row in ingest.translator.table.values()) == kept
 
 
 def test_names_without_copies_are_bounded_oldest_first() -> None:
