@@ -45,9 +45,9 @@ check: $(VENV)/.test
 	$(BIN)/ruff check $(SOURCE)
 	$(BIN)/mypy
 
-# A file stays with one worker, so that planes of processes are started once.
+# A file stays with one worker, so that planes of processes are started once; in the order of conftest.py.
 test: check
-	$(BIN)/pytest -n $(WORKERS) --dist loadfile $(ARGS)
+	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # The packages of these backends are big, and nixl-cu12 asks for torch, which host memory needs not:
 # they have a venv of their own, nothing else is tested there, and what cannot run says why.

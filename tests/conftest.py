@@ -15,7 +15,7 @@ from kit.redis import launched, real_redis
 settings.register_profile("kvplane", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("kvplane")
 
-EARLY = ("tests/stories/", "tests/test_")  # planes of processes: they mostly wait
+EARLY = ("tests/stories/", "tests/test_", "tests/bench/", "tests/transfer/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
