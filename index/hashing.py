@@ -7,7 +7,7 @@ then vocabulary.HASH_SCHEME, so that old and new names never meet).
     root seed   = xxh3_64(canonical namespace text, UTF-8)                          seed(namespace)
     block hash  = xxh3_64(token ids as little-endian u32, seed = parent's hash)     extend(...)
     canonical   = ["kvplane-xxh3-1","MODEL","ADAPTER","SALT",["EXTRA",...],BLOCK_SIZE] as JSON,
-                  no blanks, everything outside ASCII as \\uXXXX          vocabulary.Namespace.text
+                  no blanks, all but ASCII escaped as JSON does          vocabulary.Namespace.text
 
     seed -> H(seed, tokens 0..15) -> H(that, tokens 16..31) -> ...  a hash names its whole prefix
 
