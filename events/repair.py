@@ -78,6 +78,7 @@ class Repair:
                 return
             verdict = judge(writer.last, frame.sequence)
             if isinstance(verdict, Gap):
+                await writer.flush()  # what a replay that was cut short gave all the same
                 self._give_up(verdict, frame)
                 verdict = Seen.IN_ORDER
         if verdict is Seen.IN_ORDER:

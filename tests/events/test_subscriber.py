@@ -79,6 +79,23 @@ async def test_a_gap_is_asked_for_once_and_closed() -> None:
         await followed.knows(Knowledge.EXACT)
 
 
+async def test_a_replay_that_is_cut_short_before_the_gap_ends_leaves_it_open() -> None:
+    """What it gave is gathered and not written yet when the rest is given up."""
+    bounds = {"replay_batches": 3, "drain_batches": 1}  # an answer of more is not read on
+    settings = replace(QUICK, settle_s=30.0, idle_check_s=30.0, **bounds)
+    async with Publisher() as publisher, following(publisher, settings=settings) as followed:
+        await followed.knows(Knowledge.EXACT)
+        await publisher.listened()
+        await send(publisher, 0, 1)
+        await followed.at(1)
+        await send(publisher, *range(2, 12), live=False)
+        await send(publisher, 12)
+        await followed.at(12)
+        assert "are not in the replay" in await followed.knows(Knowledge.PARTIAL)
+        assert held(followed, 12) == [12] and not held(followed, *range(12))
+        assert followed.subscriber.epoch == 1  # the same life: nothing broke
+
+
 async def test_a_gap_beyond_the_buffer_clears_and_says_since_when() -> None:
     settings = replace(QUICK, settle_s=30.0, idle_check_s=30.0)
     async with Publisher() as publisher, following(publisher, settings=settings) as followed:
