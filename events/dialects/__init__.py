@@ -25,7 +25,7 @@ def dialect_of(engine: str) -> Dialect:
     Raises ValueError for a name that is not in the table.
     """
     if engine == "kvplane":
-        return VLLM
+        return DIALECTS["vllm"]
     if engine not in DIALECTS:
         known = ", ".join(["kvplane", *DIALECTS])
         raise ValueError(f"engine {engine!r}: events are understood of {known}")

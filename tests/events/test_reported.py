@@ -3,21 +3,15 @@
 from __future__ import annotations
 
 import msgspec
-import pytest
 from kit.batches import SIZE, held, payload, store, tokens
 from kit.streams import Publisher, following
 from kit.translating import Ingest, removed, stored, tokens_of
 from kit.wait import until
 
-from kvplane.events import DIALECTS
-from kvplane.events.dialects import vllm
 from kvplane.vocabulary import Knowledge
 
 
-async def test_new_fields_are_counted_once_a_kind_and_change_nothing(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(DIALECTS, "vllm", vllm.new())  # one that has met nothing strange yet
+async def test_new_fields_are_counted_once_a_kind_and_change_nothing() -> None:
     event = {
         "type": "BlockStored", "block_hashes": [7], "parent_block_hash": None,
         "token_ids": tokens(1), "block_size": SIZE, "colour": "red", "shape": [1],
