@@ -29,7 +29,7 @@ NEEDED = (  # one of each kind: code of every package, a script, a tokenizer, th
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with the wheel and the sdist, built from a copy of the tree."""
     copy, out = tmp_path_factory.mktemp("tree") / "kvplane", tmp_path_factory.mktemp("dist")
-    leave = shutil.ignore_patterns(".venv", ".git", "*.egg-info", "build", "dist", ".*_cache")
+    leave = shutil.ignore_patterns(".*", "*.egg-info", "build", "dist", "__pycache__")
     shutil.copytree(ROOT, copy, symlinks=True, ignore=leave)
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(out), str(copy)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False)
