@@ -102,7 +102,7 @@ class Copies:
         self.aliases.turn()
 
     def _delete(self, key: bytes, row: Value, out: Translation) -> None:
-        assert isinstance(row, Row), f"{key!r} is no row"
+        assert type(row) is Row, f"{key!r} is no row"
         self._leave(key, row)
         del self.table[key]
         out.rows[key] = None

@@ -47,10 +47,10 @@ class Counted:
 
     def take(self, event: BlocksStored | BlocksRemoved, out: Translation) -> None:
         """One event of this group."""
-        if isinstance(event, BlocksStored):
-            self._stored(event, out)
-        else:
+        if type(event) is BlocksRemoved:
             self._removed(event, out)
+        elif isinstance(event, BlocksStored):
+            self._stored(event, out)
 
     def _stored(self, event: BlocksStored, out: Translation) -> None:
         if event.kind not in COUNTED:
@@ -177,7 +177,7 @@ class Counted:
         at, tier, copies = AT[event.tier], event.tier, self._copies
         for key in event.hashes:
             row = self._table.get(key)
-            if not isinstance(row, Row) or not row.copies[at]:
+            if type(row) is not Row or not row.copies[at]:
                 if not self.waiting.remove(key, at, out):
                     out.left_out["unknown-removal"] += 1
                 continue

@@ -13,11 +13,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 
 from kvplane.vocabulary import Change, Removed, Stored
 
-from .dialects.base import Decoded
+from .dialects.base import AllCleared, BlocksRemoved, BlocksStored, Decoded
 from .states import State
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 4096)
-KINDS = {"BlocksStored": "stored", "BlocksRemoved": "removed", "AllCleared": "cleared"}
+KINDS = {BlocksStored: "stored", BlocksRemoved: "removed", AllCleared: "cleared"}
 UNKNOWN = ("BlockStored", "BlockRemoved", "AllBlocksCleared", "medium")
 LAG_S = (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 60.0)
 
@@ -48,7 +48,9 @@ class EventsMetrics:
         self.resyncs = count("resyncs_total", "Times the store stood elsewhere", "reason")
         self.store_errors = count("store_errors_total", "Store calls that failed and were retried")
         self._unknown = count("unknown_fields_total", "New names of fields and media", "kind")
-        self._kinds = {name: self.events.labels(kind) for name, kind in KINDS.items()}
+        self._kinds: dict[type, Counter] = {
+            noun: self.events.labels(kind) for noun, kind in KINDS.items()
+        }
         self._measures(registry)
 
     def _measures(self, registry: CollectorRegistry) -> None:
@@ -79,13 +81,13 @@ class EventsMetrics:
     def heard(self, decoded: Decoded) -> None:
         """One batch in order."""
         self.batches.inc()
-        for name, number in Tally(type(event).__name__ for event in decoded.events).items():
-            self._kinds[name].inc(number)
+        for kind, number in Tally(map(type, decoded.events)).items():
+            self._kinds[kind].inc(number)
         for drop in decoded.dropped:
             self.dropped.labels(drop.kind).inc()
         for name in decoded.unknown:
-            kind = name.partition(".")[0].partition(":")[0]
-            self._unknown.labels(kind if kind in UNKNOWN else "other").inc()
+            member = name.partition(".")[0].partition(":")[0]
+            self._unknown.labels(member if member in UNKNOWN else "other").inc()
 
     def translated(self, left_out: Mapping[str, int], waiting: Mapping[str, int]) -> None:
         """What one batch had beside what was indexed."""

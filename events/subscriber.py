@@ -27,6 +27,7 @@ from .live import Live
 from .metrics import EventsMetrics
 from .patience import Outage
 from .places import Place
+from .pulse import Pulse
 from .repair import Repair
 from .replay import Replays
 from .settings import EventsSettings
@@ -54,6 +55,7 @@ class Subscriber:
         ingest: str = "",
         turns: asyncio.Semaphore | None = None,
         outage: Outage | None = None,
+        pulse: Pulse | None = None,
     ) -> None:
         self.worker, self.place = worker, place
         self._settings = settings or EventsSettings()
@@ -75,6 +77,8 @@ class Subscriber:
         self._checked = self._judged = 0  # connections behind which replay was asked
         self._looked = 0.0  # monotonic seconds of the last look at the store
         self._silence = Silence(self._settings)
+        self._pulse = pulse or Pulse(self._settings.linger_s)
+        self._busy = False  # something came with the last beat
         self._samples: set[str] = set()  # why messages were no batches, each logged once
         self.last_event: float | None = None  # monotonic seconds
 
@@ -158,19 +162,31 @@ class Subscriber:
             await self._look_round(live, heard)
 
     async def _gather(self, live: Live) -> bool:
-        """What comes within a moment goes to the store as one; a lone batch waits no longer."""
-        messages = await live.receive(self._silence.look_s)
+        """What comes within a moment goes to the store as one; false: nothing came for long.
+
+        A stream that is busy is looked at with every beat of the pulse, one that is not is waited
+        for.
+        """
+        messages = await self._next_beat(live) if self._busy else []
+        self._busy = bool(messages)
+        if not messages:
+            messages = await live.receive(self._silence.look_s)
         if not messages:
             return False
         await self._meet(live)  # first whose batches these are
         await self._hear(messages, live.fresh)
-        if self._writer.gathered and self._settings.linger_s:
-            messages = await live.more(self._settings.linger_s)
+        if self._writer.gathered and not self._busy:
+            self._busy = True
+            messages = await self._next_beat(live)
             await self._meet(live)
             await self._hear(messages, live.fresh)
         await self._writer.flush()
         await self._repair.settle()
         return True
+
+    async def _next_beat(self, live: Live) -> list[list[bytes]]:
+        await self._pulse.wait()
+        return live.take()
 
     async def _meet(self, live: Live) -> None:
         """Behind a new connection there may be a new life: ask before anything is believed."""

@@ -22,6 +22,7 @@ from kvplane.vocabulary import Epoch, Knowledge, Pod, Worker, WorkerUp
 from .metrics import EventsMetrics
 from .patience import Outage
 from .places import Place, alike, another_life, places_of
+from .pulse import Pulse
 from .settings import EventsSettings
 from .sockets import roomy
 from .states import State
@@ -64,6 +65,7 @@ class Subscriptions:
         self._evicted: int | None = None  # keys the store threw away, when last asked
         self._heard = True  # the last sign of life was taken
         self._outage = Outage()
+        self._pulse = Pulse(self._settings.linger_s)
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> None:
@@ -164,7 +166,7 @@ class Subscriptions:
             self._context = roomy(self._settings.sockets)
         return Subscriber(
             Worker(up.pod, rank), place, self._store, self._clock, self._metrics, self._settings,
-            self._context, self.ingest, self._replays, self._outage,
+            self._context, self.ingest, self._replays, self._outage, self._pulse,
         )  # fmt: skip
 
     async def down(self, pod: Pod) -> None:

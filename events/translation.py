@@ -121,11 +121,14 @@ class Translator:
         if self._memo.group is None:
             self._elect(events, out)
         counted = self._memo.group or 0
-        others = [e for e in events if e.group != counted and not _unnumbered(e)]
+        take, others = self._counted.take, []
+        plain = all(event.group == counted for event in events)
+        if not plain:
+            others = [e for e in events if e.group != counted and not _unnumbered(e)]
+            events = [e for e in events if e.group == counted or _unnumbered(e)]
         self._copies.fallen = {} if others else None
         for event in events:
-            if event.group == counted or _unnumbered(event):
-                self._counted.take(event, out)
+            take(event, out)
         for event in others:
             self._groups.take(event, out)
         self._copies.trim(out)

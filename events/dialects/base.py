@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from kvplane.vocabulary import Tier
 
 FULL_ATTENTION = frozenset({"full_attention", "mla_attention", "sink_full_attention"})
@@ -21,8 +23,7 @@ class BadBatch(ValueError):
     """A payload that is no batch of events at all; its events are lost."""
 
 
-@dataclass(frozen=True, slots=True)
-class BlocksStored:
+class BlocksStored(msgspec.Struct, frozen=True):  # made in a tenth of a dataclass's time
     """An engine holds these blocks now; hashes are engine keys (see `engine_key`)."""
 
     hashes: tuple[bytes, ...]
@@ -52,8 +53,7 @@ class BlocksStored:
         return self.kind in FULL_ATTENTION or (self.kind == "" and self.group == 0)
 
 
-@dataclass(frozen=True, slots=True)
-class BlocksRemoved:
+class BlocksRemoved(msgspec.Struct, frozen=True):
     """An engine gave up one copy of each of these blocks in one tier."""
 
     hashes: tuple[bytes, ...]
@@ -62,8 +62,7 @@ class BlocksRemoved:
     grouped: bool = False  # the engine told the group's number
 
 
-@dataclass(frozen=True, slots=True)
-class AllCleared:
+class AllCleared(msgspec.Struct, frozen=True):
     """An engine dropped its cache. In doubt about lower tiers we drop them too."""
 
 
@@ -115,14 +114,14 @@ def engine_key(value: int | bytes) -> bytes:
 
         11 -> b"u" + 8 bytes    -5 -> b"s" + 8 bytes    b"..32" -> b"b..32"
     """
-    if isinstance(value, bytes):
-        return b"b" + value
     try:
-        if value >= 0:
-            return b"u" + value.to_bytes(8, "big")
+        if type(value) is int and value >= 0:
+            return b"u" + value.to_bytes(8)
+        if isinstance(value, bytes):
+            return b"b" + value
         return b"s" + value.to_bytes(8, "big", signed=True)
     except OverflowError:
-        raise ValueError(f"block hash {value}: must fit into 64 bits") from None
+        raise ValueError(f"block hash {value!r}: must fit into 64 bits") from None
 
 
 def engine_hash(key: bytes) -> int | bytes:

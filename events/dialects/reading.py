@@ -16,10 +16,10 @@ from typing import Any
 
 import msgspec
 
-from .base import AllCleared, BadBatch, Decoded, Dropped, EngineEvent
+from .base import BadBatch, Decoded, Dropped, EngineEvent
 from .loose import loosened
 from .strangers import NAMES, Strangers
-from .wire import ClearedArray, ClearedMap
+from .swift import Swift
 
 Bad = (msgspec.MsgspecError, ValueError, TypeError, OverflowError, RecursionError)
 KINDS = ("BlockStored", "BlockRemoved", "AllBlocksCleared")
@@ -61,9 +61,29 @@ class Reader:
         self._arrays = (msgspec.msgpack.Decoder(arrays),)
         self._convert = convert
         self._strangers = Strangers()
+        self._swift = Swift((*maps, arrays))
 
     def decode(self, payload: bytes) -> Decoded:
         """The events of a batch in order; raises BadBatch where there is no batch."""
+        batch = self._swift.read(payload)
+        if batch is not None:
+            events = self._plain(batch.events)
+            if events is not None:
+                return Decoded(_clock(batch.ts), events, batch.dp_rank)
+        return self._one_by_one(payload)
+
+    def _plain(self, frames: Sequence[Any]) -> tuple[EngineEvent, ...] | None:
+        """The events where each is good, and every medium was met before; else None."""
+        media, convert = self._strangers.media, self._convert
+        try:
+            for frame in frames:
+                if getattr(frame, "medium", None) not in media:
+                    return None
+            return tuple(map(convert, frames))
+        except Bad:
+            return None
+
+    def _one_by_one(self, payload: bytes) -> Decoded:
         ts, raws, rank = _open(payload)
         events: list[EngineEvent] = []
         dropped: list[Dropped] = []
@@ -71,16 +91,11 @@ class Reader:
         for raw in raws:
             try:
                 frame = self._frame(raw)
-                events.append(
-                    AllCleared()
-                    if isinstance(frame, (ClearedMap, ClearedArray))
-                    else self._convert(frame)
-                )
+                events.append(self._convert(frame))
                 unknown += self._strangers.look(frame, raw)
             except Bad as error:
                 dropped.append(_why(raw, error))
-        ts = ts if ts is not None and isfinite(ts) else 0.0
-        return Decoded(ts, tuple(events), rank, tuple(dropped), unknown)
+        return Decoded(_clock(ts), tuple(events), rank, tuple(dropped), unknown)
 
     def _frame(self, raw: msgspec.Raw) -> Any:
         decoders = self._maps if _is_map(raw) else self._arrays
@@ -97,6 +112,10 @@ class Reader:
             if again is None:
                 raise
             return last.decode(again)
+
+
+def _clock(ts: float | None) -> float:
+    return ts if ts is not None and isfinite(ts) else 0.0
 
 
 def _open(payload: bytes) -> tuple[float | None, list[msgspec.Raw], int | None]:

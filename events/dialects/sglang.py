@@ -48,7 +48,9 @@ def _convert(frame: Any) -> EngineEvent:
         told = frame.metadata if isinstance(frame.metadata, dict) else {}
         adapter, salt = (str(told.get(name) or "") for name in ("lora_name", "cache_salt"))
         return as_stored(frame, Members(adapter, salt))
-    return as_removed(frame)
+    if isinstance(frame, (wire.RemovedMap, _RemovedArray)):
+        return as_removed(frame)
+    return AllCleared()
 
 
 def encode(ts: float, events: Sequence[EngineEvent], dp_rank: int = 0) -> bytes:

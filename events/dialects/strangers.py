@@ -28,6 +28,7 @@ class Strangers:
     def __init__(self) -> None:
         self._shapes: set[tuple[type, int]] = set()
         self._plain: set[tuple[type, int, str | None]] = set()  # first byte, medium: all known
+        self.media: set[str | None] = {None}  # looked at before, whole and short
         self._media: set[str] = set()
         self._told: set[str] = set()
         self._left = _AGAIN
@@ -39,8 +40,10 @@ class Strangers:
         self._left -= 1
         if plain in self._plain and self._left > 0:
             return ()
-        short = len(medium or "") <= _MOST_CHARS and plain[1] <= 0x9F  # which has the number in it
-        if short and len(self._plain) < _MOST:
+        short = len(medium or "") <= _MOST_CHARS
+        if short and len(self.media) < _MOST:
+            self.media.add(medium)
+        if short and plain[1] <= 0x9F and len(self._plain) < _MOST:  # the number is in the byte
             self._plain.add(plain)
         return self._look(frame, raw, (medium or "gpu")[:_MOST_CHARS])
 

@@ -89,9 +89,11 @@ def _members(frame: wire.StoredMap | _StoredArray) -> Members:
 
 
 def _convert(frame: Any) -> EngineEvent:
+    if isinstance(frame, (wire.RemovedMap, _RemovedArray)):
+        return as_removed(frame)
     if isinstance(frame, (wire.StoredMap, _StoredArray)):
         return as_stored(frame, _members(frame))
-    return as_removed(frame)
+    return AllCleared()
 
 
 def encode(ts: float, events: Sequence[EngineEvent], dp_rank: int = 0) -> bytes:

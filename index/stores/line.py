@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from hashlib import sha1
 from pathlib import Path
 from typing import Any
@@ -29,6 +30,7 @@ from redis.exceptions import ConnectionError as Cut
 from redis.exceptions import TimeoutError as Slow
 
 from ..errors import StoreDown
+from .lane import Lane
 from .pool import Command, Pool
 from .servers import Servers
 
@@ -37,6 +39,14 @@ AGAIN_S = 0.02  # between two tries while a slot moves from node to node, or a s
 FULL = "max number of clients"  # others must close a connection before it takes one of ours
 _DOUBTFUL = (Cut, Slow, OSError, ReadOnlyError, MasterDownError, ClusterDownError)
 _WORDS = ("READONLY", "MASTERDOWN", "LOADING", "UNBLOCKED", "NOREPLICAS")  # said inside a script
+
+
+def _right(answers: list[Any]) -> list[Any]:
+    """The answers, where none of them is an error."""
+    for answer in answers:
+        if isinstance(answer, ResponseError):
+            raise answer
+    return answers
 
 
 class Script:
@@ -52,6 +62,7 @@ class Line:
 
     def __init__(self, servers: Servers, deadline_s: float) -> None:
         self._servers, self._deadline_s = servers, deadline_s
+        self._lanes: dict[int, Lane] = {}  # by slot; a store has one per shard
         self.apart = servers.apart  # keys may lie on different nodes
 
     async def call(self, key: str, *command: Any, deadline_s: float | None = None) -> Any:
@@ -67,6 +78,24 @@ class Line:
             found = await self._reach(keys[0], [("EVALSHA", script.digest, *words)], deadline_s)
             return found[0]
         return await self.call(keys[0], "EVAL", script.text, *words, deadline_s=deadline_s)
+
+    async def share(self, script: Script, keys: Sequence[str], *args: Any) -> Any:
+        """The same, together with what others ask of these keys' slot at the same time.
+
+        What the server refuses is asked once more alone: `run` knows what to do about it.
+        """
+        slot = key_slot(keys[0].encode())
+        if slot not in self._lanes:
+            self._lanes[slot] = Lane(partial(self._together, keys[0]))
+        words = (len(keys), *keys, *args)
+        answer = await self._lanes[slot].call(("EVALSHA", script.digest, *words))
+        if isinstance(answer, ResponseError):
+            return await self.run(script, keys, *args)
+        return answer
+
+    async def _together(self, key: str, commands: Sequence[Command]) -> list[Any]:
+        with ours(self._servers.shown):
+            return await self._reach(key, commands, None, list)  # refusals in their places
 
     async def calls(
         self, key: str, commands: Sequence[Command], deadline_s: float | None = None
@@ -111,11 +140,16 @@ class Line:
                 return [(pool.name, _right(await pool.call([command]))[0]) for pool in pools]
 
     async def aclose(self) -> None:
-        """Close what is idle."""
+        """Close what is idle; what is under way is given up."""
+        await asyncio.gather(*(lane.aclose() for lane in self._lanes.values()))
         await self._servers.aclose()
 
     async def _reach(
-        self, key: str, commands: Sequence[Command], deadline_s: float | None
+        self,
+        key: str,
+        commands: Sequence[Command],
+        deadline_s: float | None,
+        right: Callable[[list[Any]], list[Any]] = _right,
     ) -> list[Any]:
         slot, pool, aside = key_slot(key.encode()), None, None
         try:
@@ -124,7 +158,7 @@ class Line:
                     pool, asking = aside or await self._servers.pool(slot), aside is not None
                     aside = None
                     try:
-                        return await _said(pool, commands, asking)
+                        return right(await _said(pool, commands, asking))
                     except MovedError as error:  # before AskError, which it is in the library
                         self._servers.moved(slot, error.host, error.port)
                     except AskError as error:
@@ -148,17 +182,9 @@ class Line:
 async def _said(pool: Pool, commands: Sequence[Command], asking: bool) -> list[Any]:
     """What a node answers; `asking` where the slot is on its way to it."""
     if not asking:
-        return _right(await pool.call(commands))
+        return await pool.call(commands)
     pairs = [word for one in commands for word in (("ASKING",), one)]
-    return _right(await pool.call(pairs))[1::2]
-
-
-def _right(answers: list[Any]) -> list[Any]:
-    """The answers, where none of them is an error."""
-    for answer in answers:
-        if isinstance(answer, ResponseError):
-            raise answer
-    return answers
+    return (await pool.call(pairs))[1::2]
 
 
 def _doubtful(error: Exception) -> bool:

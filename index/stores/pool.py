@@ -26,7 +26,7 @@ from redis.exceptions import ResponseError
 from .address import Address
 
 Command = Sequence[Any]  # its words: bytes, text or numbers
-_LENGTHS = tuple(b"$%d" % length for length in range(512))
+_HEADS = tuple(b"$%d" % length for length in range(512))  # of a word, by its length
 
 
 class Pool:
@@ -89,13 +89,14 @@ def packed(command: Command) -> bytes:
 
     ("GET", b"k", 7) -> *3 $3 GET $1 k $1 7, each line ended by CR LF
     """
-    lines = [b"*%d" % len(command)]
-    for word in command:
-        data = word if type(word) is bytes else str(word).encode()
-        length = len(data)
-        lines.append(_LENGTHS[length] if length < len(_LENGTHS) else b"$%d" % length)
-        lines.append(data)
-    lines.append(b"")
+    words = [word if type(word) is bytes else str(word).encode() for word in command]
+    lines = [b""] * (2 * len(words) + 2)
+    lines[0] = b"*%d" % len(words)
+    try:
+        lines[1:-1:2] = map(_HEADS.__getitem__, map(len, words))
+    except IndexError:  # some are long
+        lines[1:-1:2] = [b"$%d" % len(word) for word in words]
+    lines[2:-1:2] = words
     return b"\r\n".join(lines)
 
 

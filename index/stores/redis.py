@@ -103,7 +103,7 @@ class RedisStore:
         keys = (self._layout.meta(worker), table, f"{tag}:x", f"{tag}:n")
         head = (batch.epoch, batch.first, batch.last, int(batch.reset), str(worker))
         body = (codec.encode(batch.changes), self._settings.stream_entries, len(gone))
-        said, *rest = await self._line.run(_APPLY, keys, *head, *body, *gone, *kept)
+        said, *rest = await self._line.share(_APPLY, keys, *head, *body, *gone, *kept)
         match said:
             case b"applied":
                 marks = [Mark()] * self._layout.shards

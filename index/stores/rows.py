@@ -45,13 +45,15 @@ class Row(NamedTuple):  # made once per block stored: a frozen dataclass costs t
 
     def encode(self) -> bytes:
         """20 bytes where it lies only on the GPU, else 29; copies beyond 65535 are kept as that."""
-        gpu, *lower = self.copies
-        has, parent = (0, 0) if self.parent is None else (HAS_PARENT, self.parent)
-        has |= self.age << AGE_BITS
-        if gpu <= 0xFF and self.block_size <= 0xFFFF and not any(lower):
-            return SHORT.pack(SHORT_ROW | has, self.block_size, self.block, parent, gpu)
-        copies = (min(count, MOST_COPIES) for count in self.copies)
-        return LONG.pack(LONG_ROW | has, self.block_size, self.block, parent, *copies)
+        block, parent, copies, size, age = self
+        has = age << AGE_BITS
+        if parent is not None:
+            has |= HAS_PARENT
+        gpu, cpu, disk, remote = copies
+        if not (cpu or disk or remote) and gpu <= 0xFF and size <= 0xFFFF:
+            return SHORT.pack(SHORT_ROW | has, size, block, parent or 0, gpu)
+        most = (min(count, MOST_COPIES) for count in copies)
+        return LONG.pack(LONG_ROW | has, size, block, parent or 0, *most)
 
 
 @dataclass(frozen=True, slots=True)
