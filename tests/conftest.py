@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -14,6 +15,10 @@ from kit.redis import launched, real_redis
 # A slow machine is no finding: an example has no deadline, a test has one (pytest-timeout).
 settings.register_profile("kvplane", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("kvplane")
+
+# In the background of a shell it is ignored, which children inherit; the tests send it to them.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 EARLY = ("tests/stories/", "tests/test_", "tests/bench/", "tests/transfer/")
 
