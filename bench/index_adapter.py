@@ -48,4 +48,4 @@ class Index:
     def find(self, payload: Query) -> dict[int, int]:
         """Pod number -> unbroken depth in blocks; pods that hold nothing of it are left out."""
         number = self._number
-        return {number[worker]: depth for worker, (depth, _) in self.view.depths(payload).items()}
+        return {number[worker]: depth for worker, depth in self.view.prefixes(payload).items()}

@@ -9,7 +9,9 @@ Pure: values of view.py, which alone writes them. Open it to change whose word c
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+from msgspec.structs import replace
 
 from kvplane.vocabulary import Epoch, Group, Knowledge, Known, Worker
 

@@ -22,9 +22,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from .runs import MOST_BLOCKS, TIERS, Run, Slot, ones, ordinals, stretches
-
-Step = tuple[Run, int, int]  # run, first position asked, how many
+from .runs import MOST_BLOCKS, TIERS, Run, Slot, ordinals, stretches
+from .steps import Step, settle
 
 PARTS, SHIFT = 16, 60  # `where[block >> SHIFT & LAST]`, written out because a call costs as much
 LAST = PARTS - 1
@@ -90,21 +89,21 @@ class Forest:
 
     def _grow(self, slot: Slot, parent: int | None, blocks: Sequence[int], at: int) -> int:
         """Give unknown blocks a home behind `parent`; returns how many."""
-        run, where, start = self._home(slot, parent), self.where, at
+        run, where = self._home(slot, parent), self.where
         number = run.number
-        for block in blocks[at : at + MOST_BLOCKS - len(run.blocks)]:
+        fresh = blocks[at : at + MOST_BLOCKS - len(run.blocks)]
+        for place, block in enumerate(fresh):
             part = where[block >> SHIFT & LAST]
             if block in part:
+                fresh = fresh[:place]
                 break
             part[block] = number
-            at += 1
-        run.blocks.extend(blocks[start:at])
-        return at - start
+        run.blocks.extend(fresh)
+        return len(fresh)
 
     def _home(self, slot: Slot, parent: int | None) -> Run:
         """The run to append to: the parent's, where nobody else would be dragged along."""
-        above = None if parent is None else self._run(parent)
-        if above is not None and parent is not None:
+        if parent is not None and (above := self._run(parent)) is not None:
             if above.blocks[-1] != parent:
                 self._split(above, above.position(parent) + 1)
             elif len(above.blocks) < MOST_BLOCKS and above.only(slot, self.alive):
@@ -133,11 +132,26 @@ class Forest:
                 continue
             bits, near, number = 0, len(run.blocks) - 1, run.number
             while at < count and where[blocks[at] >> SHIFT & LAST].get(blocks[at]) == number:
-                near = run.position(blocks[at], near)
-                bits |= 1 << near
-                at += 1
-            gone += self._unmark(run, slot, bits)
+                near, taken = run.stretch(blocks, at, near)
+                bits |= ((1 << taken) - 1) << near
+                at += taken
+            first = (bits & -bits).bit_length() - 1
+            if bits >> first == (1 << len(run.blocks) - first) - 1 and run.only(slot, self.alive):
+                gone += self._shorten(run, first)
+            else:
+                gone += self._unmark(run, slot, bits)
         return gone
+
+    def _shorten(self, run: Run, length: int) -> int:
+        """Throw away the end of a run that one slot alone holds, as engines mostly evict."""
+        where, lost = self.where, run.blocks[length:]
+        for block in lost:
+            del where[block >> SHIFT & LAST][block]
+        if length:
+            del run.blocks[length:]
+        else:
+            del self._runs[run.number]
+        return len(lost)
 
     def _unmark(self, run: Run, slot: Slot, bits: int) -> int:
         had = run.bits(slot)
@@ -215,49 +229,13 @@ class Forest:
             count = run.agreement(first, blocks, at)
             stay = run.anyone & left
             if stay != left:
-                stay |= self._leave(found, run, left ^ stay, first, count, at)
+                stay |= settle(found, run, left ^ stay, first, count, at)
             path.append((run, first, count))
             left = stay
             at += count
         if left:
             found.append((left, at))
         return found, path
-
-    @staticmethod
-    def _leave(
-        found: list[tuple[int, int]], run: Run, left: int, first: int, count: int, at: int
-    ) -> int:
-        """Settle those that do not hold the whole run in one tier; returns those that go on."""
-        held: dict[int, int] = {}
-        for slot, bits in run.partial.items():
-            if left >> (slot >> 2) & 1:
-                held[slot >> 2] = held.get(slot >> 2, 0) | bits
-        stay = 0
-        for ordinal, bits in held.items():
-            depth = ones(bits >> first)
-            if depth >= count:
-                stay |= 1 << ordinal
-            else:
-                found.append((1 << ordinal, at + depth))
-            left ^= 1 << ordinal
-        if left:
-            found.append((left, at))
-        return stay
-
-    @staticmethod
-    def tiers(path: Sequence[Step], ordinal: int, depth: int) -> list[int]:
-        """How many of the first `depth` blocks of a path lie best in each tier."""
-        best, at = [0] * TIERS, 0
-        for run, first, count in path:
-            window = (1 << min(count, depth - at)) - 1
-            for tier in range(TIERS):
-                mine = run.bits(ordinal << 2 | tier) >> first & window
-                best[tier] += mine.bit_count()
-                window &= ~mine
-            at += count
-            if at >= depth:
-                break
-        return best
 
     def holders(self, block: int) -> dict[int, list[int]]:
         """Ordinal -> tiers that hold a block, best first."""

@@ -65,6 +65,23 @@ class Run:
                 most = middle
         return low
 
+    def stretch(self, asked: Sequence[int], start: int, near: int) -> tuple[int, int]:
+        """Lowest position of the blocks from `asked[start]` on that lie side by side here, in
+        either direction, and how many; the first is known to be here, perhaps `near`."""
+        blocks, at, left = self.blocks, self.position(asked[start], near), len(asked) - start
+        if left == 1:
+            return at, 1
+        following = asked[start + 1]
+        if at and blocks[at - 1] == following:  # backwards, as caches let go of a prompt
+            mine = blocks[max(0, at + 1 - left) : at + 1]
+            mine.reverse()
+            count = _alike(mine, asked[start : start + len(mine)])
+            return at + 1 - count, count
+        if at + 1 < len(blocks) and blocks[at + 1] == following:
+            mine = blocks[at : at + left]
+            return at, _alike(mine, asked[start : start + len(mine)])
+        return at, 1
+
     def bits(self, slot: Slot) -> int:
         """Positions a slot holds, as a bitmap."""
         if self.full[slot & 3] >> (slot >> 2) & 1:
@@ -74,7 +91,8 @@ class Run:
     def put(self, slot: Slot, bits: int) -> None:
         """Say exactly which positions a slot holds."""
         tier, one = slot & 3, 1 << (slot >> 2)
-        self.partial.pop(slot, None)
+        if self.partial:
+            self.partial.pop(slot, None)
         if bits == (1 << len(self.blocks)) - 1:
             self.full[tier] |= one
             return
@@ -84,9 +102,11 @@ class Run:
 
     def only(self, slot: Slot, alive: int) -> bool:
         """Whether this slot alone holds the run, and all of it: then the run may grow with it."""
-        if self.partial or self.full[slot & 3] & alive != 1 << (slot >> 2):
+        one, full = 1 << (slot >> 2), self.full
+        if self.partial or not full[slot & 3] & one:
             return False
-        return not any(full & alive for tier, full in enumerate(self.full) if tier != slot & 3)
+        gpu, cpu, disk, remote = full
+        return (gpu & alive) + (cpu & alive) + (disk & alive) + (remote & alive) == one
 
     def union(self, alive: int) -> int:
         """Positions that anybody alive holds, as a bitmap."""
@@ -119,6 +139,13 @@ class Run:
         if self.partial:
             kept = self.partial.items()
             self.partial = {slot: bits for slot, bits in kept if not dead >> (slot >> 2) & 1}
+
+
+def _alike(mine: array[int], asked: Sequence[int]) -> int:
+    """How many of two equally long rows are equal, from the first on."""
+    if mine.tolist() == list(asked):
+        return len(mine)
+    return next(at for at, (one, other) in enumerate(zip(mine, asked, strict=True)) if one != other)
 
 
 def ones(bits: int) -> int:

@@ -30,10 +30,11 @@ from kvplane.vocabulary import (
 )
 
 from .facts import Facts, Further, Size, believed
-from .forest import Forest, Step
+from .forest import Forest
 from .loading import Chains, Sheet, pieces, read
+from .owners import Owners
 from .runs import TIERS as TIER_COUNT
-from .windows import usable
+from .steps import Step, tiers
 
 if TYPE_CHECKING:
     from .stores.base import Entry, Snapshot, WorkerState
@@ -53,16 +54,17 @@ class View:
         self.living, self.cut_off = None, frozenset()
         self._forest = Forest() if forest is None else forest  # shared with drafts of this view
         self._facts: dict[Worker, Facts] = {}
-        self._owner: dict[int, Facts] = {}  # by ordinal
-        self._mine = 0  # bitmap of those ordinals
+        self._owners = Owners()
 
     # -- being told --------------------------------------------------------------------------
 
     def apply(self, change: Change) -> None:
         """Take over one change."""
-        facts = self._meet(change)
-        if facts is None:
-            return
+        facts = self._facts.get(change.worker)
+        if facts is None or change.epoch != facts.epoch:
+            facts = self._meet(facts, change)
+            if facts is None:
+                return
         if isinstance(change, Stored):
             self._stored(facts, change)
         elif isinstance(change, Removed):
@@ -86,13 +88,12 @@ class View:
             self.apply(change)
         self.note(entry.worker, entry.epoch, entry.last, entry.at)
 
-    def _meet(self, change: Change) -> Facts | None:
-        facts = self._facts.get(change.worker)
+    def _meet(self, facts: Facts | None, change: Change) -> Facts | None:
         if facts is None:
             facts = self._facts[change.worker] = Facts(change.worker, change.epoch)
         elif change.epoch < facts.epoch:
             return None
-        elif change.epoch > facts.epoch:
+        else:
             self._void(facts)
             facts.epoch, facts.last, facts.known, facts.groups = change.epoch, None, {}, {}
         return facts
@@ -100,6 +101,7 @@ class View:
     def _stored(self, facts: Facts, change: Stored) -> None:
         tier = _NUMBER[change.tier]
         if change.group is not None:
+            self._owners.hybrid = True
             further = facts.groups.setdefault(change.group.number, Further(change.group))
             further.rule = change.group
             further.held[tier].update(change.blocks)
@@ -110,8 +112,7 @@ class View:
     def _put(self, facts: Facts, tier: int, parent: int | None, blocks: Sequence[int]) -> None:
         if facts.ordinal is None:
             facts.ordinal = self._forest.take()
-            self._owner[facts.ordinal] = facts
-            self._mine |= 1 << facts.ordinal
+            self._owners.add(facts.ordinal, facts)
         facts.counts[tier] += self._forest.store(facts.ordinal << 2 | tier, parent, blocks)
 
     def _removed(self, facts: Facts, change: Removed) -> None:
@@ -142,8 +143,7 @@ class View:
             further.clear()
         if facts.ordinal is not None:
             self._forest.retire(facts.ordinal)
-            del self._owner[facts.ordinal]
-            self._mine &= ~(1 << facts.ordinal)
+            self._owners.drop(facts.ordinal)
             facts.ordinal, facts.counts = None, [0] * TIER_COUNT
 
     def note(self, worker: Worker, epoch: Epoch, last: int | None, at: float) -> None:
@@ -164,6 +164,7 @@ class View:
         facts.heard, facts.gaps = state.heard, state.gaps
         facts.known = {known.by: known for known in state.known}
         facts.block_size, facts.groups = sheet.block_size, sheet.groups()
+        self._owners.hybrid = self._owners.hybrid or bool(facts.groups)
         for piece in pieces(chains):
             if piece is None:
                 yield
@@ -176,8 +177,7 @@ class View:
             if facts := self._facts.pop(worker, None):
                 self._void(facts)
         self._facts.update(draft._facts)
-        self._owner.update(draft._owner)
-        self._mine |= draft._mine
+        self._owners.join(draft._owners)
 
     def drop(self) -> None:
         """Forget everybody; a draft that nobody will adopt gives back what it took."""
@@ -208,33 +208,26 @@ class View:
         Only of `workers`, and of those with this block size (0 = any).
         """
         found, path = self._forest.depths(blocks, self._mask(workers, size))
-        depths: dict[Worker, tuple[int, dict[Tier, int]]] = {}
-        for mask, depth in found:
-            while mask and depth:
-                low = mask & -mask
-                mask ^= low
-                facts = self._owner[low.bit_length() - 1]
-                most = self._usable(facts, blocks, depth) if facts.groups else depth
-                if most:
-                    depths[facts.worker] = most, self._tiers(facts, path, most)
-        return depths
+        reached = self._owners.reached(found, blocks).items()
+        return {one: (depth, self._tiers(self._facts[one], path, depth)) for one, depth in reached}
 
-    @staticmethod
-    def _usable(facts: Facts, blocks: Sequence[BlockHash], depth: int) -> int:
-        assert facts.block_size is not None, "who holds blocks told their size"
-        groups = [(further.rule, further.tiers()) for further in facts.groups.values()]
-        return usable(blocks, depth, facts.block_size, groups)
+    def prefixes(
+        self, blocks: Sequence[BlockHash], workers: Collection[Worker] | None = None, size: int = 0
+    ) -> dict[Worker, int]:
+        """Depth in blocks alone, which is cheaper; else as `depths`."""
+        found, _ = self._forest.depths(blocks, self._mask(workers, size))
+        return self._owners.reached(found, blocks)
 
     def _tiers(self, facts: Facts, path: Sequence[Step], depth: int) -> dict[Tier, int]:
         if not any(facts.counts[1:]):
             return {Tier.GPU: depth}
         assert facts.ordinal is not None, "a worker with blocks has an ordinal"
-        best = self._forest.tiers(path, facts.ordinal, depth)
+        best = tiers(path, facts.ordinal, depth)
         return {tier: count for tier, count in zip(TIERS, best, strict=True) if count}
 
     def _mask(self, workers: Collection[Worker] | None, size: int) -> int:
         if workers is None and not size:
-            return self._mine
+            return self._owners.all
         mask = 0
         for worker in self._facts if workers is None else workers:
             facts = self._facts.get(worker)
@@ -247,8 +240,8 @@ class View:
     def holders(self, block: BlockHash) -> dict[Worker, tuple[Tier, ...]]:
         """Who holds one block, and where, best tier first."""
         found = self._forest.holders(block)
-        mine = sorted(found.keys() & self._owner.keys())
-        return {self._owner[o].worker: tuple(TIERS[t] for t in found[o]) for o in mine}
+        mine = sorted(ordinal for ordinal in found if ordinal in self._owners)
+        return {self._owners[o].worker: tuple(TIERS[t] for t in found[o]) for o in mine}
 
     def held(self, worker: Worker) -> Iterator[Stored]:
         """All a worker holds, as changes that would build it. Looks at every run."""

@@ -364,8 +364,8 @@ async def test_a_snapshot_of_all_has_every_worker_and_where_to_go_on(index: Inde
 
 async def test_a_snapshot_names_the_cache_group_of_what_is_not_counted(index: Index) -> None:
     group, empty = Group(1, GroupKind.WINDOW, 128, 32), Group(2, GroupKind.STATE)
-    two = replace(stored(A, CHAIN.blocks[2:4], tier=Tier.CPU), group=group)
-    index.tell(stored(A, CHAIN.blocks), two, replace(two, blocks=(), group=empty))
+    two = msgspec.structs.replace(stored(A, CHAIN.blocks[2:4], tier=Tier.CPU), group=group)
+    index.tell(stored(A, CHAIN.blocks), two, msgspec.structs.replace(two, blocks=(), group=empty))
     _, data = await index.raw("/snapshot?worker=ns/p:0", "*/*")
     head, counted, *further = [json.loads(line) for line in data.splitlines()]
     assert head["stretches"] == 3 and "group" not in counted

@@ -176,6 +176,19 @@ class Machine(RuleBasedStateMachine):
         self.tell(Removed(worker, self.epochs[worker], Tier.GPU, gone))
         self.naive.of(worker)[Tier.GPU].difference_update(gone)
 
+    @rule(worker=workers, tier=tiers, path=paths, data=st.data())
+    def evict_in_some_order(
+        self, worker: Worker, tier: Tier, path: Path, data: st.DataObject
+    ) -> None:
+        """Rows forwards and backwards, with some left out and some out of place."""
+        blocks = list(blocks_of(path))
+        gone = data.draw(st.permutations(blocks)) if data.draw(st.booleans()) else blocks
+        at, to = (data.draw(st.integers(0, len(gone) - 1)) for _ in range(2))
+        gone[at], gone[to] = gone[to], gone[at]
+        gone = gone[:: data.draw(st.sampled_from((1, -1)))] + gone[at : at + 1]  # one named twice
+        self.tell(Removed(worker, self.epochs[worker], tier, tuple(gone)))
+        self.naive.of(worker)[tier].difference_update(gone)
+
     @rule(worker=workers, reason=st.sampled_from(ClearReason))
     def clear(self, worker: Worker, reason: ClearReason) -> None:
         if reason is ClearReason.RESTART:
@@ -263,6 +276,9 @@ class Machine(RuleBasedStateMachine):
             for held in rank(self.view, PrefixChain(SPACE, asked), WORKERS):
                 depth, tiers = self.naive.depth(held.worker, asked)
                 assert (held.depth_blocks, dict(held.tiers)) == (depth, tiers), held
+            depths = {worker: self.naive.depth(worker, asked)[0] for worker in WORKERS}
+            reached = {worker: depth for worker, depth in depths.items() if depth}
+            assert self.view.prefixes(asked) == reached
 
     @invariant()
     def counts_and_holders_are_those_of_the_model(self) -> None:

@@ -1,0 +1,85 @@
+"""Owners: whose bits are these, and how deep does each of them reach?
+
+Pure: ordinals of the forest to workers of one view; view.py says who takes and gives back which.
+Open it to change how bits become names, or what caps a depth.
+
+    0b0110 -> (B, C)     who shares a system prompt is asked for again and again, so it is kept
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvplane.vocabulary import Worker
+
+from .facts import Facts
+from .runs import ordinals
+from .windows import usable
+
+MOST_NAMED = 4096  # bitmaps whose workers are remembered; a few hundred bytes each
+
+
+class Owners:
+    """Of one view."""
+
+    def __init__(self) -> None:
+        self.all = 0  # bitmap of the ordinals that somebody has
+        self.hybrid = False  # somebody has, or had, further groups
+        self._facts: dict[int, Facts] = {}
+        self._named: dict[int, tuple[Worker, ...]] = {}
+
+    def __getitem__(self, ordinal: int) -> Facts:
+        return self._facts[ordinal]
+
+    def __contains__(self, ordinal: object) -> bool:
+        return ordinal in self._facts
+
+    def add(self, ordinal: int, facts: Facts) -> None:
+        """It is this worker's from now on."""
+        self._facts[ordinal] = facts
+        self.all |= 1 << ordinal
+
+    def drop(self, ordinal: int) -> None:
+        """It is nobody's any more."""
+        del self._facts[ordinal]
+        self.all &= ~(1 << ordinal)
+        self._named.clear()
+
+    def join(self, other: Owners) -> None:
+        """Take over those of another view of the same forest."""
+        self._facts |= other._facts
+        self.all |= other.all
+        self.hybrid = self.hybrid or other.hybrid
+
+    def names(self, mask: int) -> tuple[Worker, ...]:
+        """Workers of a bitmap."""
+        if not mask & (mask - 1):
+            return (self._facts[mask.bit_length() - 1].worker,) if mask else ()
+        found = self._named.get(mask)
+        if found is None:
+            found = tuple([self._facts[ordinal].worker for ordinal in ordinals(mask)])
+            if len(self._named) >= MOST_NAMED:
+                self._named.clear()
+            self._named[mask] = found
+        return found
+
+    def reached(self, found: Sequence[tuple[int, int]], blocks: Sequence[int]) -> dict[Worker, int]:
+        """Depths of bitmaps as depths of workers, capped by their further groups; none of 0."""
+        reached: dict[Worker, int] = {}
+        for mask, depth in found:
+            if not depth:
+                continue
+            reached |= dict.fromkeys(self.names(mask), depth)
+            for ordinal in ordinals(mask) if self.hybrid else ():
+                self._cap(reached, self._facts[ordinal], blocks, depth)
+        return reached
+
+    @staticmethod
+    def _cap(reached: dict[Worker, int], facts: Facts, blocks: Sequence[int], depth: int) -> None:
+        if not facts.groups:
+            return
+        assert facts.block_size is not None, "who holds blocks told their size"
+        groups = [(further.rule, further.tiers()) for further in facts.groups.values()]
+        reached[facts.worker] = usable(blocks, depth, facts.block_size, groups)
+        if not reached[facts.worker]:
+            del reached[facts.worker]
