@@ -20,6 +20,7 @@ from .publishers import published
 Facts = Mapping[str, Any]
 ROLES = {"prefill": Role.PREFILL, "decode": Role.DECODE, "null": Role.BOTH}
 _STARTED = "started:"  # how a generation begins that we made of the process's start
+_MOST_RANKS = 1024  # data-parallel ones of a pod; who tells more tells rubbish
 _JITTER_S = 2  # two starts that are closer are one, computed twice
 
 
@@ -40,7 +41,7 @@ def filled(declared: WorkerUp, said: Answers, before: WorkerUp | None = None) ->
     """
     own = _object(said.info.get("kvplane"))
     engine = family(declared, said)
-    dp_size = max(declared.dp_size, _count(said.info, "dp_size") or 1, _ranks(said.sources))
+    dp_size = max(declared.dp_size, _told_ranks(said.info), _ranks(said.sources))
     found = published(declared, said.info, said.sources, dp_size)
     model, others = _models(declared, said)
     page = None if said.metrics is None else read_page(said.metrics)
@@ -101,10 +102,16 @@ def _block_size(
     return before.block_size if before else None
 
 
+def _told_ranks(info: Facts) -> int:
+    """Data-parallel ranks that SGLang counts; each is given endpoints and accounts of its own."""
+    count = _count(info, "dp_size") or 1
+    return count if count <= _MOST_RANKS else 1
+
+
 def _ranks(sources: Facts) -> int:
     """Data-parallel ranks that a vLLM engine names: 0, 1, ... without a hole."""
     count = 0
-    while count < 1024 and isinstance(sources.get(str(count)), Mapping):
+    while count < _MOST_RANKS and isinstance(sources.get(str(count)), Mapping):
         count += 1
     return count
 

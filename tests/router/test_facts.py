@@ -303,6 +303,12 @@ def test_a_wildcard_becomes_the_workers_host(endpoint: str, host: str, reached: 
     assert dial(endpoint, host) == reached
 
 
+@pytest.mark.parametrize(("told", "ranks"), [(1024, 1024), (1025, 1), (2**31 - 1, 1), (2**40, 1)])
+def test_a_number_of_ranks_that_nobody_has_is_not_believed(told: int, ranks: int) -> None:
+    found = of({"dp_size": told, "kv_events": {"endpoint_port_base": 5557}})
+    assert found.dp_size == ranks and len(found.events) == ranks
+
+
 anything = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=6),
     lambda inner: (
