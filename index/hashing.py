@@ -26,7 +26,8 @@ import json
 import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeAlias
+from struct import iter_unpack
+from typing import TypeAlias, cast
 
 from xxhash import xxh3_64_intdigest
 
@@ -79,9 +80,10 @@ def _extend(parent: int, packed: memoryview, block_size: int, extra: Extra) -> l
         within = digest(_canonical(texts), parent) if texts else parent
         parent = digest(packed[start : start + step], within)
         found.append(BlockHash(parent))
-    for start in range(len(found) * step, last, step):
-        parent = digest(packed[start : start + step], parent)
-        found.append(BlockHash(parent))
+    rest = packed[len(found) * step : len(packed) // step * step]
+    if rest:  # cut up in one go: a slice for each block would cost as much as its hash
+        chained = [parent := digest(piece, parent) for (piece,) in iter_unpack(f"{step}s", rest)]
+        found += cast("list[BlockHash]", chained)
     return found
 
 
