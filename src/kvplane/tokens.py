@@ -1,7 +1,7 @@
 """Tokens: which token ids does a model see for this text or these messages?
 
 Edge of the ground floor: reads a HuggingFace folder once; after that only computes. Router and
-engine share it, so both see the same ids. Imports nothing of ours. Open it to follow a change in
+engine share it, so both see the same ids. Stands on seams.py alone. Open it to follow a change in
 how engines turn messages into text; which prompts a body holds is router/prompts.py.
 
     folder: tokenizer.json  tokenizer_config.json  [chat_template.jinja]  [generation_config.json]
@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -20,6 +21,8 @@ from jinja2 import TemplateError, nodes
 from jinja2.ext import loopcontrols
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as Encoder
+
+from kvplane.seams import Seams, seams_of
 
 BUILTIN = Path(__file__).parent / "engine" / "tokenizer"  # the tiny engine's; id of a byte = byte
 SPECIALS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
@@ -66,6 +69,12 @@ class Tokenizer:
         except (UnicodeEncodeError, TypeError) as error:
             raise TokensError(f"text cannot be encoded: {error}") from error
         return [encoding.ids for encoding in found]
+
+    @cached_property
+    def seams(self) -> Seams:
+        """Where texts may be cut (recall.py). Worked out when first asked: half a second for a
+        large vocabulary."""
+        return seams_of(json.loads(self._encoder.to_str()))
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids without special tokens; bytes that are no UTF-8 show as U+FFFD."""
