@@ -7,6 +7,7 @@ follower move bytes; api and client speak HTTP. Knows neither engines nor reques
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from .chains import Chains
 from .errors import (
     BadValue,
     CursorGone,
@@ -52,6 +53,7 @@ __all__ = [
     "Applied",
     "BadValue",
     "Batch",
+    "Chains",
     "CursorGone",
     "Entry",
     "Facts",

@@ -9,10 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from . import answers
+from .chains import Chains
 from .view import TIERS, View
 
 
@@ -45,6 +46,31 @@ class IndexMetrics:
     ) -> None:
         """From now on a scrape shows what this view holds and knows, and how late it is."""
         self.registry.register(ViewCollector(view, lag_ms, down_s))
+
+    def watch_chains(self, chains: Chains) -> None:
+        """From now on a scrape shows how much of what is asked was named before."""
+        self.registry.register(ChainsCollector(chains))
+
+
+class ChainsCollector(Collector):
+    """Blocks that were hashed or remembered; read at scrape time."""
+
+    def __init__(self, chains: Chains) -> None:
+        self._chains = chains
+
+    def describe(self) -> list[Metric]:
+        """Nothing: the registry need not scrape us to know our names."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """A counter by source, and the bytes that are held."""
+        text = "Blocks of prompts by where their names came from"
+        blocks = CounterMetricFamily("kvplane_index_chain_blocks", text, labels=["source"])
+        for source in ("recalled", "hashed"):
+            blocks.add_metric([source], self._chains.blocks[source])
+        yield blocks
+        text = "Bytes of names and tokens that are remembered"
+        yield GaugeMetricFamily("kvplane_index_chain_bytes", text, value=self._chains.held_bytes)
 
 
 class ViewCollector(Collector):
