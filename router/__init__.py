@@ -20,7 +20,7 @@ from .handoffs import HANDOFFS
 from .legs import Legs
 from .legs_errors import LegError
 from .legs_settings import LegSettings
-from .metrics import RouterMetrics
+from .metrics import RecallState, RouterMetrics
 from .policies import POLICIES, Candidate, Need
 from .prompts import Prompt, Prompts
 from .request import Ask
@@ -63,6 +63,7 @@ __all__ = [
     "Prompt",
     "PromptSettings",
     "Prompts",
+    "RecallState",
     "RetrySettings",
     "RouterMetrics",
     "RouterSettings",

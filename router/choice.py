@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvplane.index import View, chain, rank
-from kvplane.vocabulary import Epoch, Knowledge, Namespace, Role, Worker
+from kvplane.vocabulary import Epoch, Knowledge, Namespace, PrefixChain, Role, Worker
 
 from .breaker import Breakers
 from .errors import GatewayError
@@ -94,11 +94,12 @@ class Chooser:
         chance: Callable[[], float],
         blind: Callable[[], str] = lambda: "",  # why the view itself cannot be believed now
         doubt: Doubt = lambda worker: None,  # our own checks of what the index says of a worker
+        chain: Callable[..., PrefixChain] = chain,  # names of tokens; may remember some
     ) -> None:
         self._view, self._fleet, self._breakers = view, fleet, breakers
         self._settings, self._compatible = settings, compatible
         self._chance, self._blind, self._doubt = chance, blind, doubt
-        self._turn = 0
+        self._turn, self._chain = 0, chain
 
     def choose(
         self, ask: Ask, prompt: Prompt, now: float, without: Collection[Worker] = ()
@@ -172,7 +173,7 @@ class Chooser:
         dark = {worker for worker in sizes if self._dark(worker)}
         found: dict[Worker, Depth] = {}
         for tokens in prompt.tokens[:MOST_RANKED]:
-            chains = {name.block_size: chain(tokens, name) for name in names}
+            chains = {name.block_size: self._chain(tokens, name) for name in names}
             for held in rank(self._view, chains, list(sizes)):
                 before, size = found.get(held.worker, Depth()), sizes[held.worker]
                 most = max(0, len(tokens) - 1) // size * size

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from kvplane.bootstrap import compatible
-from kvplane.index import View
+from kvplane.index import Chains, View
 from kvplane.runtime import Clock, SystemClock
 from kvplane.vocabulary import Pod, StageRecord, Worker
 
@@ -65,6 +65,7 @@ class Gateway:
         follower: FollowerPort | None = None,
         breakers: Breakers | None = None,
         chance: Callable[[], float] = random.random,
+        chains: Chains | None = None,
     ) -> None:
         self.settings, self.clock = settings or RouterSettings(), clock or SystemClock()
         self.view, self.fleet, self.ledger = view, fleet, ledger
@@ -81,7 +82,7 @@ class Gateway:
         metrics.watch_drift(self.loop.errors, self.loop.verdict)
         self._chooser = Chooser(
             view, fleet, self.breakers, self.settings, compatible, chance, self._blind,
-            self.loop.doubt,
+            self.loop.doubt, (chains or Chains()).chain,
         )  # fmt: skip
         self._means = Means(fleet, self.breakers, ledger, legs, self.aftermath, metrics, self.clock)
 

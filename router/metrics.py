@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from kvplane.recall import Recall
 from kvplane.vocabulary import Worker
 
 from .breaker import Breakers, State
@@ -111,6 +112,33 @@ class RouterMetrics:
         self.registry.register(_Drift(errors, verdict))
 
 
+class RecallState(Collector):
+    """What prompts have in common with earlier ones; read when somebody scrapes."""
+
+    def __init__(self, recall: Recall) -> None:
+        self._recall = recall
+
+    def describe(self) -> list[Any]:
+        """Nothing, as below."""
+        return []
+
+    def collect(self) -> Iterator[Metric]:
+        """Prompts and tokens by how they came about, bytes held, and what should stay 0."""
+        text = "Texts by whether a beginning of theirs was known."
+        prompts = _counter("recall_prompts", text, ["outcome"])
+        for outcome in ("hit", "miss", "short", "unsafe"):
+            prompts.add_metric([outcome], self._recall.prompts[outcome])
+        tokens = _counter("recall_tokens", "Tokens of those that were looked up.", ["source"])
+        for source in ("reused", "tokenised"):
+            tokens.add_metric([source], self._recall.tokens[source])
+        text = "Tokenizers whose parts did not make the whole: cut no more."
+        wrong = _counter("recall_wrong", text, [])
+        wrong.add_metric([], self._recall.wrong)
+        held = _gauge("recall_bytes", "Bytes of texts and token ids that are remembered.", [])
+        held.add_metric([], self._recall.held_bytes)
+        yield from (prompts, tokens, wrong, held)
+
+
 class _Drift(Collector):
     """Error figure and alarm of every worker that was compared."""
 
@@ -178,3 +206,7 @@ class _State(Collector):
 
 def _gauge(name: str, text: str, labels: list[str]) -> GaugeMetricFamily:
     return GaugeMetricFamily(f"kvplane_router_{name}", text, labels=labels)
+
+
+def _counter(name: str, text: str, labels: list[str]) -> CounterMetricFamily:
+    return CounterMetricFamily(f"kvplane_router_{name}", text, labels=labels)

@@ -10,7 +10,7 @@ the ids is looked at. Open it to teach the gateway another kind of body.
 from __future__ import annotations
 
 import reprlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -29,7 +29,7 @@ MEDIA = ("image_data", "video_data", "audio_data", "multi_modal_data", "mm_proce
 class Prompt:
     """All prompts of one request. `tokens` is None where a reason says why."""
 
-    tokens: tuple[list[int], ...] | None
+    tokens: tuple[Sequence[int], ...] | None  # packed, where they were tokenised here
     reason: Reason | None = None
     batched: bool = False  # a list of prompts, also of one
     adapter: str = ""  # named beside the model (SGLang's lora_path)

@@ -4,7 +4,7 @@ Edge: tokenising runs in threads, never on the event loop. plans.py says what to
 gateway.py asks once per request, hashing and ranking follow. Open it to change whose tokenizer is
 used, or what tokenising may cost.
 
-    body -> plan: texts | ids | chat | a reason -> tokenizer of the model -> Prompt
+    body -> plan: texts | ids | chat | a reason -> tokenizer of the model, or recall -> Prompt
 
 Where ids cannot be had the reason says so and the request is routed by load: never silently.
 """
@@ -14,8 +14,10 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 
+from kvplane.recall import Recall
 from kvplane.tokens import Tokenizer, TokensError
 
 from .plans import BadPrompt, Body, Plan, Prompt, Reason, plan
@@ -26,7 +28,7 @@ __all__ = ["BadPrompt", "Prompt", "Prompts", "Reason"]
 log = logging.getLogger(__name__)
 
 JOINERS = {"sglang": " ", "vllm": "\n"}  # between text parts of a message; ours is as vLLM's
-Result = tuple[tuple[list[int], ...] | None, Reason | None]
+Result = tuple[tuple[Sequence[int], ...] | None, Reason | None]
 
 
 class Prompts:
@@ -34,6 +36,7 @@ class Prompts:
 
     def __init__(self, settings: PromptSettings | None = None, default: str = "") -> None:
         self._settings = settings or PromptSettings()
+        self.recall = Recall(self._settings.recall_bytes)
         self._default = default  # folder or "builtin" for models that name none
         self._folders: dict[str, tuple[str, str]] = {}  # model -> folder, engine
         self._loaded: dict[str, Tokenizer | None] = {}  # folder -> None where it is broken
@@ -44,7 +47,7 @@ class Prompts:
         """Begin to take work."""
         self._pool = ThreadPoolExecutor(self._settings.threads, thread_name_prefix="prompts")
         if self._default:
-            self._pool.submit(self._tokenizer, self._default)
+            self._pool.submit(self._prepare, self._default)
 
     async def stop(self) -> None:
         """Let go of the threads; what waits is dropped."""
@@ -57,7 +60,7 @@ class Prompts:
         folder = folder or self._folders.get(model, ("", ""))[0]
         self._folders[model] = (folder, engine)
         if folder and self._pool is not None:
-            self._pool.submit(self._tokenizer, folder)
+            self._pool.submit(self._prepare, folder)
 
     async def tokenise(
         self, path: str, body: Body, model: str = "", most_chars: int = 0, long: bool = False
@@ -105,22 +108,28 @@ class Prompts:
         tokenizer = self._tokenizer(folder)
         if tokenizer is None:
             return None, "broken_tokenizer"
-        if found.messages is None:
-            try:
-                return tuple(tokenizer.encode_many(list(found.texts), found.special)), None
-            except TokensError:
-                return None, "not_unicode"
+        texts, special, messages = found.texts, found.special, found.messages
         try:
-            messages, tools = found.messages, found.tools
-            return (tokenizer.chat(messages, tools, found.open_turn, found.extra, joiner),), None
-        except TokensError as error:  # the engine's template will say the same to the client
+            if messages is not None:  # the template writes its own special tokens
+                text = tokenizer.render(messages, found.tools, found.open_turn, found.extra, joiner)
+                texts, special = (text,), False
+            return tuple(self.recall.encode_many(tokenizer, texts, special)), None
+        except TokensError as error:
+            if messages is None:
+                return None, "not_unicode"
             log.debug("template refused folder=%s error=%s", folder, error)
-            return None, "template"
+            return None, "template"  # the engine's template will say the same to the client
+
+    def _prepare(self, folder: str) -> None:
+        """In a thread, before the first request: all that takes long."""
+        tokenizer = self._tokenizer(folder)
+        if tokenizer is not None and self._settings.recall_bytes:
+            log.debug("seams folder=%s %s", folder, tokenizer.seams)
 
     def _tokenizer(self, folder: str) -> Tokenizer | None:
         if folder not in self._loaded:
             try:
-                self._loaded[folder] = Tokenizer.load(folder)
+                self._loaded.setdefault(folder, Tokenizer.load(folder))  # two may load: one stays
             except TokensError as error:
                 log.error("tokenizer unusable folder=%s error=%s action=by-load", folder, error)
                 self._loaded[folder] = None
@@ -128,7 +137,7 @@ class Prompts:
 
 
 def _prompt(
-    body: Body, found: Plan, ids: tuple[list[int], ...] | None, reason: Reason | None
+    body: Body, found: Plan, ids: tuple[Sequence[int], ...] | None, reason: Reason | None
 ) -> Prompt:
     adapter, salt = body.get("lora_path"), body.get("cache_salt") or body.get("extra_key")
     return Prompt(

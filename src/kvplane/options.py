@@ -162,6 +162,7 @@ SHARDS = Key(
     "shards", whole(1, 1024), None, "change streams; fixed at the store's first use, then 1 if none"
 )
 TOKENIZER = Key("tokenizer", text, "", "folder with tokenizer.json, or 'builtin'")
+RECALL = Key("recall_mb", whole(0, 2**20), 256, "MiB of prompts remembered; 0 = none")
 ADMIN_KEY = Key("admin_key", text, "", "key that admin writes need when not on loopback")
 READERS = Key("changes_readers", whole(1, 100_000), 1000, "readers of /changes; more get 429")
 LEVELS = ("debug", "info", "warning", "error")
@@ -187,6 +188,7 @@ ROUTER_KEYS: tuple[Key, ...] = (
     Key("prometheus_port", port, None, "a second port for /metrics"),
     READERS,
     TOKENIZER,
+    RECALL,
     ADMIN_KEY,
     LOG,
 )
@@ -252,6 +254,7 @@ INDEX_KEYS = (
     Key("port", port, 8100, "port to listen on"),
     READERS,
     TOKENIZER,
+    RECALL,
     LOG,
 )
 BOOTSTRAP_KEYS = (

@@ -13,7 +13,7 @@ from typing import Any
 from prometheus_client import CollectorRegistry
 
 from kvplane.events import Broadcast, EventsSettings, Subscriptions
-from kvplane.index import MemoryStore, RedisStore, Store
+from kvplane.index import Chains, MemoryStore, RedisStore, Store
 from kvplane.router import (
     BreakerSettings,
     Directories,
@@ -21,6 +21,7 @@ from kvplane.router import (
     GatewayError,
     ProbeSettings,
     Prompts,
+    PromptSettings,
     RetrySettings,
     RouterSettings,
 )
@@ -100,6 +101,7 @@ def router_settings(told: Settings) -> RouterSettings:
         admin_key=told["admin_key"],
         tokenizer=told["tokenizer"],
         probe=probe_settings(told),
+        prompts=prompt_settings(told),
         breaker=BreakerSettings(
             faults=told["cb_failure_threshold"],
             successes=told["cb_success_threshold"],
@@ -112,6 +114,16 @@ def router_settings(told: Settings) -> RouterSettings:
 def probe_settings(told: Settings) -> ProbeSettings:
     """How engines are watched."""
     return ProbeSettings(interval_s=told["health_check_interval_secs"])
+
+
+def prompt_settings(told: Settings) -> PromptSettings:
+    """What tokenising may cost, and remember."""
+    return PromptSettings(recall_bytes=told["recall_mb"] * 2**20)
+
+
+def chains_of(told: Settings) -> Chains:
+    """Names of what is remembered: they and their tokens need less than texts and tokens do."""
+    return Chains(told["recall_mb"] * 2**20 // 4)
 
 
 def with_block_size(workers: Sequence[WorkerUp], block_size: int | None) -> list[WorkerUp]:

@@ -19,11 +19,13 @@ from kvplane.bootstrap import BootstrapClient
 from kvplane.composite import Composite
 from kvplane.doors import Metrics, Server, Switchboard, new_registry
 from kvplane.events import EventsMetrics, Subscriptions, routes
-from kvplane.index import Follower, IndexMetrics, Store, StoreDown, View, index_app
+from kvplane.index import Chains, Follower, IndexMetrics, Store, StoreDown, View, index_app
 from kvplane.parts import (
     Hall,
     broadcast_of,
+    chains_of,
     probe_settings,
+    prompt_settings,
     router_settings,
     store_of,
     tokenizing,
@@ -38,6 +40,7 @@ from kvplane.router import (
     Legs,
     LegSettings,
     Prompts,
+    RecallState,
     RouterMetrics,
     RouterSettings,
     Static,
@@ -73,7 +76,8 @@ class GatewayPlane(Composite):
         follower = Follower(store, view, self._clock, metrics)
         prompts = Prompts(settings.prompts, settings.tokenizer)
         await self.begin(follower, prompts)
-        gateway = await self._gateway(settings, view, prompts, follower)
+        chains = _remembered(self._told, prompts, metrics)
+        gateway = await self._gateway(settings, view, prompts, follower, chains)
         static = await self._engines(gateway, prompts, store)
         index = index_app(
             view,
@@ -98,12 +102,19 @@ class GatewayPlane(Composite):
         _tell(self._workers, "every request is answered 503 until POST /workers adds one")
 
     async def _gateway(
-        self, settings: RouterSettings, view: View, prompts: Prompts, follower: Follower
+        self,
+        settings: RouterSettings,
+        view: View,
+        prompts: Prompts,
+        follower: Follower,
+        chains: Chains,
     ) -> Gateway:
         clock, fleet = self._clock, Fleet(settings.fleet)
         legs = Legs(LegSettings(total_s=settings.request_timeout_s), clock)
         ledger, metrics = Ledger(clock, settings.rooms_kept), RouterMetrics(self._registry)
-        gateway = Gateway(view, fleet, prompts, legs, ledger, metrics, settings, clock, follower)
+        gateway = Gateway(
+            view, fleet, prompts, legs, ledger, metrics, settings, clock, follower, chains=chains
+        )
         metrics.watch(fleet, gateway.breakers, clock.now, lambda: ledger.open_rooms)
         await self.begin(legs, gateway)
         return gateway
@@ -157,7 +168,7 @@ class IndexPlane(Composite):
         self.closing(store)
         await _look_at(store)
         follower = Follower(store, view, clock, metrics)
-        prompts = Prompts(default=told["tokenizer"])
+        prompts = Prompts(prompt_settings(told), told["tokenizer"])
         changes = broadcast_of(told, store, clock, registry)
         await self.begin(follower, prompts)
         app = index_app(
@@ -203,6 +214,14 @@ class IngestPlane(Composite):
             door = Switchboard({"": Metrics(registry)})
             await self.begin(Server(door, told["host"], told["prometheus_port"], "ingest"))
         _tell(workers, "no events to ingest")
+
+
+def _remembered(told: Settings, prompts: Prompts, metrics: IndexMetrics) -> Chains:
+    """Where names are remembered; a scrape shows them, and the prompts'."""
+    chains = chains_of(told)
+    metrics.watch_chains(chains)
+    metrics.registry.register(RecallState(prompts.recall))
+    return chains
 
 
 async def _look_at(store: Store) -> None:

@@ -6,9 +6,10 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
+from kvplane.recall import Recall
 from kvplane.router.breaker import Breakers, Outcome
 from kvplane.router.fleet import Fleet
-from kvplane.router.metrics import RouterMetrics
+from kvplane.router.metrics import RecallState, RouterMetrics
 from kvplane.router.settings import BreakerSettings
 from kvplane.router.suspicions import Cause
 from kvplane.router.verdicts import silent
@@ -75,3 +76,18 @@ def test_two_gateways_in_one_process_have_registries_of_their_own() -> None:
     one, other = RouterMetrics(CollectorRegistry()), RouterMetrics(CollectorRegistry())
     one.retries.labels("prefill_failed").inc()
     assert "kvplane_router_retries_total['prefill_failed']" not in samples(other.registry)
+
+
+def test_what_prompts_have_in_common_is_read_at_each_scrape() -> None:
+    registry, recall = CollectorRegistry(), Recall(2**20)
+    registry.register(RecallState(recall))
+    assert samples(registry)["kvplane_router_recall_prompts_total['hit']"] == 0
+    recall.prompts["hit"] += 2
+    recall.tokens["reused"] += 100
+    found = samples(registry)
+    assert found["kvplane_router_recall_prompts_total['hit']"] == 2
+    assert found["kvplane_router_recall_tokens_total['reused']"] == 100
+    assert found["kvplane_router_recall_tokens_total['tokenised']"] == 0
+    assert (
+        found["kvplane_router_recall_wrong_total[]"] == found["kvplane_router_recall_bytes[]"] == 0
+    )

@@ -12,12 +12,18 @@ import pytest
 from kit.wait import until
 
 from kvplane.router import prompts as module
-from kvplane.router.prompts import BadPrompt, Prompts
+from kvplane.router.prompts import BadPrompt, Prompt, Prompts
 from kvplane.router.settings import PromptSettings
+from kvplane.seams import Seams
 from kvplane.tokens import Tokenizer
 
 CHAT, TEXT, NATIVE = "/v1/chat/completions", "/v1/completions", "/generate"
 HI = [{"role": "user", "content": "hi"}]
+
+
+def listed(found: Prompt) -> list[list[int]]:
+    assert found.tokens is not None, found.reason
+    return [list(ids) for ids in found.tokens]
 
 
 @pytest.fixture
@@ -44,7 +50,7 @@ async def test_a_body_becomes_the_ids_the_engine_sees(
     prompts: Prompts, path: str, body: dict[str, Any], ids: list[list[int]]
 ) -> None:
     found = await prompts.tokenise(path, body, "tiny")
-    assert found.tokens == tuple(ids) and found.reason is None
+    assert listed(found) == ids and found.reason is None
     assert (found.total, found.longest) == (sum(map(len, ids)), max(map(len, ids)))
 
 
@@ -63,7 +69,7 @@ async def test_parts_are_joined_the_way_of_the_models_engine(prompts: Prompts) -
         prompts.learn(engine, "builtin", engine)
         tokens = (await prompts.tokenise(CHAT, body, engine)).tokens
         assert tokens is not None
-        found[engine] = bytes(tokens[0][2:5])
+        found[engine] = bytes(list(tokens[0][2:5]))
     assert found == {"vllm": b"a\nb", "sglang": b"a b", "kvplane": b"a\nb"}
 
 
@@ -94,13 +100,13 @@ async def test_a_model_without_a_tokenizer_has_a_reason_but_its_ids_pass(prompts
 
 
 async def test_the_only_model_is_meant_where_none_is_named(prompts: Prompts) -> None:
-    assert (await prompts.tokenise(TEXT, {"prompt": "a"})).tokens == ([256, 97],)
+    assert listed(await prompts.tokenise(TEXT, {"prompt": "a"})) == [[256, 97]]
 
 
 async def test_the_gateways_own_tokenizer_stands_in() -> None:
     prompts = Prompts(default="builtin")
     await prompts.start()
-    assert (await prompts.tokenise(TEXT, {"prompt": "a"}, "any")).tokens == ([256, 97],)
+    assert listed(await prompts.tokenise(TEXT, {"prompt": "a"}, "any")) == [[256, 97]]
     await prompts.stop()
 
 
@@ -143,6 +149,7 @@ class Held:
     """A tokenizer that works when it is let go."""
 
     def __init__(self) -> None:
+        self.seams = Seams()
         self.go = threading.Event()
         self.threads: set[str] = set()
 
@@ -166,7 +173,7 @@ async def test_tokenising_never_stands_on_the_event_loop(monkeypatch: pytest.Mon
     await until(lambda: bool(tokenizer.threads), timeout_s=5)
     assert all(name.startswith("prompts") for name in tokenizer.threads)
     tokenizer.go.set()
-    assert (await work).tokens == ([1],)
+    assert listed(await work) == [[1]]
     await prompts.stop()
 
 
@@ -178,9 +185,21 @@ async def test_beyond_its_places_a_request_goes_on_without_knowledge(
     await until(work[2].done, timeout_s=5)
     assert work[2].result().reason == "busy"
     tokenizer.go.set()
-    assert [(await one).tokens for one in work[:2]] == [([1],), ([1],)]
-    assert (await prompts.tokenise(TEXT, {"prompt": "a"})).tokens == ([1],)
+    assert [listed(await one) for one in work[:2]] == [[[1]], [[1]]]
+    assert listed(await prompts.tokenise(TEXT, {"prompt": "a"})) == [[1]]
     await prompts.stop()
+
+
+async def test_of_a_conversations_next_turn_only_the_end_is_tokenised(prompts: Prompts) -> None:
+    turns = [{"role": "user", "content": "word " * 2000}]
+    first = listed(await prompts.tokenise(CHAT, {"messages": turns}, "tiny"))
+    turns += [{"role": "assistant", "content": "yes"}, *HI]
+    before = prompts.recall.tokens["tokenised"]
+    second = listed(await prompts.tokenise(CHAT, {"messages": turns}, "tiny"))
+    assert second[0][: len(first[0])] == first[0]
+    assert second[0] == Tokenizer.load("builtin").chat(turns)
+    assert prompts.recall.tokens["tokenised"] - before < 2100 < prompts.recall.tokens["reused"]
+    assert prompts.recall.prompts == {"miss": 1, "hit": 1}
 
 
 async def test_a_slow_prompt_is_routed_by_load(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -201,7 +220,7 @@ async def test_clients_that_leave_give_their_places_back(monkeypatch: pytest.Mon
     tokenizer.go.set()
 
     await until(lambda: prompts._places._value == 4, timeout_s=5)
-    assert (await prompts.tokenise(TEXT, {"prompt": "a"})).tokens == ([1],)
+    assert listed(await prompts.tokenise(TEXT, {"prompt": "a"})) == [[1]]
     await prompts.stop()
 
 
