@@ -14,26 +14,29 @@ at ends of runs and holders of a run mostly hold all of it. A retired ordinal is
 
 `where` holds a million of entries, and nobody else runs while Python looks after one dict: it is
 parted by the first bits of a block (a dict that grows copies itself in one go, 45 ms for 700 k
-blocks), and it names runs by number (plain numbers are nothing to the garbage collector, which
-would look at every entry again and again, 130 ms each time).
+blocks), the other 60 are the key (a larger number takes 48 bytes instead of 32), and it names runs
+by number (plain numbers are nothing to the garbage collector, which would look at every entry again
+and again, 130 ms each time).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from sys import getsizeof
 
 from .runs import MOST_BLOCKS, TIERS, Run, Slot, ordinals, stretches
 from .steps import Step, settle
 
-PARTS, SHIFT = 16, 60  # `where[block >> SHIFT & LAST]`, written out because a call costs as much
-LAST = PARTS - 1
+PARTS, SHIFT = 16, 60  # `where[block >> SHIFT][block & LOW]`, written out: a call costs as much
+LOW = (1 << SHIFT) - 1
+BIG, ROOMY, PACE = 100_000, 64, 65_536  # see _pack: entries, bytes an entry, blocks between looks
 
 
 class Forest:
     """All runs of one view."""
 
     def __init__(self) -> None:
-        self.where: list[dict[int, int]] = [{} for _ in range(PARTS)]  # block -> number of its run
+        self.where: list[dict[int, int]] = [{} for _ in range(PARTS)]  # block -> its run's number
         self.alive = 0  # bitmap of ordinals
         self._runs: dict[int, Run] = {}
         self._named = 0  # runs made so far: the next one's number
@@ -42,6 +45,8 @@ class Forest:
         self._dead = 0  # retired since the present pass began
         self._passing = 0  # retired before it; free when it ends
         self._pass: list[int] = []
+        self._grown = 0  # blocks since a dict was looked at
+        self._turn = 0  # which one is next
 
     def __len__(self) -> int:
         return sum(map(len, self.where))
@@ -70,7 +75,7 @@ class Forest:
         """A slot holds these chained blocks now; returns how many it did not hold before."""
         added, at = 0, 0
         while at < len(blocks):
-            number = self.where[blocks[at] >> SHIFT & LAST].get(blocks[at])
+            number = self.where[blocks[at] >> SHIFT].get(blocks[at] & LOW)
             if number is None:
                 taken = self._grow(slot, parent, blocks, at)
                 added += taken
@@ -93,12 +98,13 @@ class Forest:
         number = run.number
         fresh = blocks[at : at + MOST_BLOCKS - len(run.blocks)]
         for place, block in enumerate(fresh):
-            part = where[block >> SHIFT & LAST]
-            if block in part:
+            part, key = where[block >> SHIFT], block & LOW
+            if key in part:
                 fresh = fresh[:place]
                 break
-            part[block] = number
+            part[key] = number
         run.blocks.extend(fresh)
+        self._grown += len(fresh)
         return len(fresh)
 
     def _home(self, slot: Slot, parent: int | None) -> Run:
@@ -113,7 +119,7 @@ class Forest:
         return run
 
     def _run(self, block: int) -> Run | None:
-        number = self.where[block >> SHIFT & LAST].get(block)
+        number = self.where[block >> SHIFT].get(block & LOW)
         return None if number is None else self._runs[number]
 
     def _new(self, run: Run) -> Run:
@@ -131,7 +137,7 @@ class Forest:
                 at += 1
                 continue
             bits, near, number = 0, len(run.blocks) - 1, run.number
-            while at < count and where[blocks[at] >> SHIFT & LAST].get(blocks[at]) == number:
+            while at < count and where[blocks[at] >> SHIFT].get(blocks[at] & LOW) == number:
                 near, taken = run.stretch(blocks, at, near)
                 bits |= ((1 << taken) - 1) << near
                 at += taken
@@ -146,7 +152,7 @@ class Forest:
         """Throw away the end of a run that one slot alone holds, as engines mostly evict."""
         where, lost = self.where, run.blocks[length:]
         for block in lost:
-            del where[block >> SHIFT & LAST][block]
+            del where[block >> SHIFT][block & LOW]
         if length:
             del run.blocks[length:]
         else:
@@ -173,7 +179,7 @@ class Forest:
         right = self._new(run.cut(at, len(run.blocks), self.alive))
         run.become(run.cut(0, at, self.alive))
         for block in right.blocks:
-            self.where[block >> SHIFT & LAST][block] = right.number
+            self.where[block >> SHIFT][block & LOW] = right.number
         self._tidy(run)
         self._tidy(right)
 
@@ -184,7 +190,7 @@ class Forest:
             return
         first, last = (held & -held).bit_length() - 1 if held else length, held.bit_length()
         for block in run.blocks[:first] + run.blocks[max(first, last) :]:
-            del self.where[block >> SHIFT & LAST][block]
+            del self.where[block >> SHIFT][block & LOW]
         if not held:
             del self._runs[run.number]
             return
@@ -195,6 +201,8 @@ class Forest:
 
     def sweep(self, most_runs: int = 256) -> bool:
         """Wipe bits of retired ordinals from some runs; True while there is more to do."""
+        if self._grown > PACE:
+            self._pack()
         if not self._passing:
             if not self._dead:
                 return False
@@ -207,6 +215,15 @@ class Forest:
             self._free.extend(ordinals(self._passing))
             self._passing = 0
         return bool(self._passing or self._dead)
+
+    def _pack(self) -> None:
+        """Copy a big dict that has too much room: where many come and go Python makes it for three
+        to six times what is in it, a copy has one and a half to three. 10 ms for 250 k blocks."""
+        self._grown, self._turn = 0, (self._turn + 1) % PARTS
+        part = self.where[self._turn]
+        if len(part) >= BIG and getsizeof(part) > ROOMY * len(part):
+            self.where[self._turn] = dict(part)
+            self._grown = PACE - max(PACE, len(part) // 4)
 
     # -- asking ------------------------------------------------------------------------------
 
@@ -221,7 +238,7 @@ class Forest:
         if left != among:
             found.append((among & ~left, 0))
         while left and at < len(blocks):
-            number = self.where[blocks[at] >> SHIFT & LAST].get(blocks[at])
+            number = self.where[blocks[at] >> SHIFT].get(blocks[at] & LOW)
             if number is None:
                 break
             run = self._runs[number]
@@ -259,6 +276,8 @@ class Forest:
                     yield tier, parent, run.blocks[start:stop].tolist()
 
     def bytes(self) -> int:
-        """What all this weighs, estimated: a block, a run and a partial holder each their price."""
+        """What all this weighs: dicts as they are; a key, a place in a run, a run and a partial
+        holder each their price."""
         partial = sum(len(run.partial) for run in self._runs.values())
-        return len(self) * 110 + len(self._runs) * 420 + partial * 130
+        dicts = sum(map(getsizeof, self.where))
+        return dicts + len(self) * 41 + len(self._runs) * 420 + partial * 130

@@ -313,6 +313,8 @@ class SmallRuns(Machine):
         super().__init__()
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(forest, "MOST_BLOCKS", 3)
+        for name, value in (("BIG", 1), ("ROOMY", 0), ("PACE", 4)):
+            self.patch.setattr(forest, name, value)  # dicts are copied all the time
 
     def teardown(self) -> None:
         self.patch.undo()
