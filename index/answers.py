@@ -1,7 +1,7 @@
 """Answers: how does what we know look to people and programs?
 
-Pure: view, fleet and time in, plain dicts out; api.py makes JSON of them. Open it to add a fact to
-an answer of interface.md section 4.
+Pure: view, fleet and time in, plain dicts out; api.py makes JSON of them, and lines.py of what
+POST /rank says of a worker. Open it to add a fact to an answer of interface.md section 4.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from kvplane.vocabulary import (
     BlockHash,
     Group,
     Knowledge,
-    PrefixChain,
     Stored,
     Tier,
     Worker,
@@ -22,7 +21,6 @@ from kvplane.vocabulary import (
 
 from .facts import Facts
 from .hashing import to_hex
-from .ranking import Held, rank
 from .view import TIERS, View
 
 SHOWN_TIERS = (Tier.GPU, Tier.CPU, Tier.DISK)  # always shown; remote only where there is some
@@ -71,46 +69,6 @@ def _configured(view: View, fleet: Fleet, worker: Worker) -> int | None:
     return told if size and told and size != told else None
 
 
-def ranking(
-    view: View,
-    fleet: Fleet,
-    chains: Mapping[int, PrefixChain],
-    workers: Sequence[Worker] | None,
-    away_s: float,
-) -> dict[str, Any]:
-    """The answer of POST /rank, cursor and lag excepted; the best worker's chain names it."""
-    asked = everybody(view, fleet) if workers is None else workers
-    found = rank(view, chains, asked)
-    best = next((view.block_size(held.worker) for held in found if held.depth_blocks), None)
-    size = best if best is not None else min(chains)  # who holds something was judged on a chain
-    return {
-        "namespace": chains[size].namespace.text(),
-        "block_size": size,
-        "blocks": len(chains[size].blocks),
-        "workers": [_held(view, fleet, held, chains, away_s) for held in found],
-    }
-
-
-def _held(
-    view: View, fleet: Fleet, held: Held, chains: Mapping[int, PrefixChain], away_s: float
-) -> dict[str, Any]:
-    state, reason = trust(view, fleet, held.worker, away_s)
-    size = _block_size(view, fleet, held.worker)
-    chain = chains.get(size or 0)
-    return {
-        **_who(fleet, held.worker),
-        "epoch": held.epoch,
-        "block_size": size,
-        "blocks": len(chain.blocks) if chain else 0,
-        "depth_blocks": held.depth_blocks,
-        "depth_tokens": held.depth_tokens,
-        "tiers": _tiers(held.tiers),
-        "knowledge": state,
-        "reason": reason,
-        **_odd_size(view, fleet, held.worker),
-    }
-
-
 def worker(view: View, fleet: Fleet, one: Worker, now: float, away_s: float) -> dict[str, Any]:
     """One element of GET /workers; `now` is the wall clock."""
     state, reason = trust(view, fleet, one, away_s)
@@ -118,17 +76,17 @@ def worker(view: View, fleet: Fleet, one: Worker, now: float, away_s: float) -> 
     facts = facts or Facts(one, None)  # type: ignore[arg-type]
     heard = facts.heard
     return {
-        **_who(fleet, one),
+        **who(fleet, one),
         "role": up.role if up else None,
         "epoch": facts.epoch,
         "sequence": facts.last,
-        "block_size": _block_size(view, fleet, one),
-        "blocks": _tiers(dict(zip(TIERS, facts.counts, strict=True))),
+        "block_size": block_size(view, fleet, one),
+        "blocks": shown_tiers(dict(zip(TIERS, facts.counts, strict=True))),
         "last_event_age_s": None if heard is None else round(max(0.0, now - heard), 3),
         "gaps": facts.gaps,
         "knowledge": state,
         "reason": reason,
-        **_odd_size(view, fleet, one),
+        **odd_size(view, fleet, one),
         **_groups(facts),
     }
 
@@ -140,23 +98,26 @@ def _groups(facts: Facts) -> dict[str, Any]:
     return {"groups": shown} if shown else {}
 
 
-def _odd_size(view: View, fleet: Fleet, one: Worker) -> dict[str, Any]:
+def odd_size(view: View, fleet: Fleet, one: Worker) -> dict[str, Any]:
+    """The configured block size, where events tell another."""
     configured = _configured(view, fleet, one)
     return {} if configured is None else {"configured_block_size": configured}
 
 
-def _block_size(view: View, fleet: Fleet, one: Worker) -> int | None:
+def block_size(view: View, fleet: Fleet, one: Worker) -> int | None:
     """As its events tell; before the first of them as discovery does."""
     up = fleet.get(one)
     return view.block_size(one) or (up.block_size if up else None)
 
 
-def _who(fleet: Fleet, one: Worker) -> dict[str, Any]:
+def who(fleet: Fleet, one: Worker) -> dict[str, Any]:
+    """Its name, where it is reached, and which rank it is."""
     up = fleet.get(one)
     return {"worker": str(one), "url": up.url if up else None, "dp_rank": one.dp_rank}
 
 
-def _tiers(counts: Mapping[Tier, int]) -> dict[str, int]:
+def shown_tiers(counts: Mapping[Tier, int]) -> dict[str, int]:
+    """Blocks by tier; remote only where there are some."""
     shown = {tier.value: counts.get(tier, 0) for tier in SHOWN_TIERS}
     if counts.get(Tier.REMOTE):
         shown[Tier.REMOTE.value] = counts[Tier.REMOTE]
@@ -166,7 +127,7 @@ def _tiers(counts: Mapping[Tier, int]) -> dict[str, int]:
 def block(view: View, fleet: Fleet, one: BlockHash) -> dict[str, Any]:
     """The answer of GET /blocks/{hash}."""
     holders = [
-        {**_who(fleet, holder), "epoch": view.epoch(holder), "tiers": list(tiers)}
+        {**who(fleet, holder), "epoch": view.epoch(holder), "tiers": list(tiers)}
         for holder, tiers in sorted(view.holders(one).items())
     ]
     return {"block": to_hex(one), "holders": holders}
@@ -181,7 +142,7 @@ def stats(view: View) -> dict[str, Any]:
         "workers": size.workers,
         "blocks": size.blocks,
         "holdings": size.holdings,
-        "tiers": _tiers(counts),
+        "tiers": shown_tiers(counts),
         "runs": size.runs,
         "bytes": size.bytes,
         "block_sizes": list(view.block_sizes()),

@@ -1,28 +1,35 @@
 """Question: what does somebody who asks POST /rank want to know?
 
-Pure: JSON bytes in, a checked Question or BadValue out; then chains per block size. api.py answers
-it. Open it to accept another way of naming a prompt.
+Pure: a body in, a checked Question or BadValue out; then chains per block size. desk.py answers it.
+Open it to accept another way of naming a prompt.
 
     {model, token_ids | prompt | messages | block_hashes, adapter?, salt?, workers?, items?}
 
     items   [{"id": "sha-of-image", "start": 17, "length": 576}]     where content lies whose tokens
             are placeholders; a block that one reaches into is another block    hashing.py
+
+Hashes may come packed as well, 8 bytes each, little-endian, and nothing else in the body; then the
+query string has the rest: ?model=M&adapter=A&workers=a&workers=b@1 (a salt is in the hashes).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+import struct
+from binascii import unhexlify
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, cast
+from urllib.parse import parse_qs
 
 import msgspec
+from msgspec.structs import replace
 
 from kvplane.vocabulary import BlockHash, Namespace, PrefixChain, Worker
 
 from .errors import BadValue
 from .hashing import chain, from_hex
 
+PACKED = "application/vnd.kvplane.hashes"  # content type; clients call any bytes octet-stream
 WAYS = ("token_ids", "prompt", "messages", "block_hashes")
 _MISSING = re.compile(r"missing required field `(.+?)` - at `\$\.?(.*)`$")
 MOST_ITEMS = 4096  # images, sounds and the like of one prompt
@@ -51,22 +58,24 @@ class _Body(msgspec.Struct):
     items: list[Item] | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class Question:
+class Question(msgspec.Struct, frozen=True):
     """A prompt as tokens, hashes, or as text that is not tokenised yet (`text`: the raw body)."""
 
     model: str
     adapter: str
     salt: str
     workers: tuple[Worker, ...] | None
-    tokens: tuple[int, ...] | None = None
+    tokens: Sequence[int] | None = None
     hashes: tuple[BlockHash, ...] | None = None
     text: Mapping[str, Any] | None = None
     items: tuple[Item, ...] = ()
 
 
+_body = msgspec.json.Decoder(_Body)
+
+
 def read(data: bytes, most_hashes: int) -> Question:
-    """Raises BadValue naming the member, what it was and what would be right."""
+    """Of a JSON body. Raises BadValue naming the member, what it was and what would be right."""
     body = _decode(data)
     given = [way for way in WAYS if getattr(body, way) is not None]
     if len(given) != 1:
@@ -80,17 +89,31 @@ def read(data: bytes, most_hashes: int) -> Question:
         body.model, body.adapter, body.salt, _workers(body.workers), items=_items(body)
     )
     if body.block_hashes is not None:
-        if len(body.block_hashes) > most_hashes:
-            raise BadValue("block_hashes", len(body.block_hashes), f"at most {most_hashes} hashes")
+        _few(len(body.block_hashes), most_hashes)
         return replace(asked, hashes=_hashes(body.block_hashes))
     if body.token_ids is not None:
-        return replace(asked, tokens=tuple(body.token_ids))
+        return replace(asked, tokens=body.token_ids)
     return replace(asked, text=msgspec.json.decode(data))
+
+
+def read_packed(data: bytes, query: str, most_hashes: int) -> Question:
+    """Of a body that is hashes alone. Raises as `read` does."""
+    if len(data) % 8:
+        raise BadValue("block_hashes", f"{len(data)} bytes", "packed u64, so a multiple of 8 bytes")
+    _few(len(data) // 8, most_hashes)
+    told = parse_qs(query, keep_blank_values=True)
+    model, adapter = (told.get(name, [""])[-1] for name in ("model", "adapter"))
+    return Question(model, adapter, "", _workers(told.get("workers")), hashes=_numbers(data, "<"))
+
+
+def _few(count: int, most: int) -> None:
+    if count > most:
+        raise BadValue("block_hashes", count, f"at most {most} hashes")
 
 
 def _decode(data: bytes) -> _Body:
     try:
-        return msgspec.json.decode(data, type=_Body)
+        return _body.decode(data)
     except msgspec.ValidationError as error:
         if missing := _MISSING.search(str(error)):
             raise BadValue(f"{missing[2]}.{missing[1]}", None, "given") from None
@@ -145,6 +168,11 @@ def _items(body: _Body) -> tuple[Item, ...]:
 
 
 def _hashes(texts: list[str]) -> tuple[BlockHash, ...]:
+    try:
+        if {16}.issuperset(map(len, texts)):
+            return _numbers(unhexlify("".join(texts)), ">")  # all at once: a tenth of one by one
+    except ValueError:
+        pass
     found = []
     for at, text in enumerate(texts):
         try:
@@ -154,8 +182,15 @@ def _hashes(texts: list[str]) -> tuple[BlockHash, ...]:
     return tuple(found)
 
 
-def chains(asked: Question, sizes: Collection[int]) -> dict[int, PrefixChain]:
-    """One chain for each block size in use; hashes that were given are the chain of every size."""
+def _numbers(packed: bytes, order: str) -> tuple[BlockHash, ...]:
+    return cast("tuple[BlockHash, ...]", struct.unpack(f"{order}{len(packed) // 8}Q", packed))
+
+
+def chains(
+    asked: Question, sizes: Collection[int], named: Callable[..., PrefixChain] = chain
+) -> dict[int, PrefixChain]:
+    """One chain for each block size in use; hashes that were given are the chain of every size.
+    `named` gives tokens their names: hashing.chain(), or one that remembers (chains.py)."""
     spaces = {size: Namespace(asked.model, size, asked.adapter, asked.salt) for size in sizes}
     if asked.hashes is not None:
         hashes = asked.hashes
@@ -166,7 +201,7 @@ def chains(asked: Question, sizes: Collection[int]) -> dict[int, PrefixChain]:
     _fit(asked.items, len(asked.tokens))
     try:
         return {
-            size: chain(asked.tokens, space, extra(asked.items, size))
+            size: named(asked.tokens, space, extra(asked.items, size))
             for size, space in spaces.items()
         }
     except BadValue as error:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 from kvplane.index import View, answers, chain
+from kvplane.index.lines import Lines
+from kvplane.index.roster import Roster
 from kvplane.vocabulary import (
     Cleared,
     ClearReason,
@@ -24,13 +28,15 @@ A, B, ONE = Worker(Pod("a")), Worker(Pod("b")), Epoch(1)
 SMALL, BIG = (chain(range(256), Namespace("m", size)) for size in (16, 64))
 
 
+def ups(**sizes: int | None) -> list[WorkerUp]:
+    return [
+        WorkerUp(Pod(pod), f"http://{pod}", Role.BOTH, events=("tcp://x:1",), block_size=size)
+        for pod, size in sizes.items()
+    ]
+
+
 def fleet(**sizes: int | None) -> answers.Fleet:
-    return answers.fleet_of(
-        [
-            WorkerUp(Pod(pod), f"http://{pod}", Role.BOTH, events=("tcp://x:1",), block_size=size)
-            for pod, size in sizes.items()
-        ]
-    )
+    return answers.fleet_of(ups(**sizes))
 
 
 def view_of(state: Knowledge = Knowledge.EXACT, reason: str = "live") -> View:
@@ -63,7 +69,8 @@ def test_a_block_size_that_is_not_the_configured_one_is_said_and_ranked_as_it_is
     view, seen = view_of(), fleet(a=64, b=64)
     view.apply(Stored(B, ONE, Tier.GPU, None, BIG.blocks, 64))
     view.apply(Known(B, ONE, Knowledge.EXACT, "live", 1.0, "i"))
-    found = answers.ranking(view, seen, {16: SMALL, 64: BIG}, None, 0)["workers"]
+    said = Lines(view).ranking(Roster(ups(a=64, b=64)), {16: SMALL, 64: BIG}, None, 0)
+    found = json.loads(bytes(said["workers"]))
     assert [(one["worker"], one["depth_blocks"], one["depth_tokens"]) for one in found] == [
         ("a", 16, 256),
         ("b", 4, 256),

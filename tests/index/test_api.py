@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import logging
 import re
+import struct
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -53,6 +55,7 @@ from kvplane.vocabulary import (
 A, B = Worker(Pod("ns/p:0")), Worker(Pod("[fd00::1]:8000"), 1)
 SPACE, BIG = Namespace("qwen/3", 16), Namespace("qwen/3", 32)
 TOKENS = list(range(100))  # 6 full blocks of 16, 3 of 32
+PACKED = "application/vnd.kvplane.hashes"
 CHAIN, BIG_CHAIN = chain(TOKENS, SPACE), chain(TOKENS, BIG)
 UPS = [
     WorkerUp(Pod("ns/p:0"), "http://p0:30000", Role.PREFILL, events=("tcp://p0:5557",)),
@@ -77,6 +80,11 @@ class Index:
     async def rank(self, body: Any) -> tuple[int, Any]:
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         async with self.session.post(self.url + "/rank", data=data) as answer:
+            return answer.status, await answer.json()
+
+    async def packed(self, data: bytes, query: str, kind: str = PACKED) -> tuple[int, Any]:
+        url, headers = self.url + "/rank" + query, {"content-type": kind}
+        async with self.session.post(url, data=data, headers=headers) as answer:
             return answer.status, await answer.json()
 
     def tell(self, *changes: Change) -> None:
@@ -546,9 +554,77 @@ async def test_a_snapshot_is_of_one_moment_whenever_it_is_read(index: Index) -> 
 
 
 async def test_a_worker_that_said_nothing_yet_is_judged_by_the_size_discovery_tells(
-    clock: FakeClock,
+    index: Index, ups: list[WorkerUp]
 ) -> None:
-    fleet = answers.fleet_of([replace(UPS[0], block_size=32)])
-    found = answers.ranking(View(), fleet, {16: CHAIN, 32: BIG_CHAIN}, None, 0.0)
-    (held,) = found["workers"]
+    ups[:] = [replace(UPS[0], block_size=32)]
+    _, said = await index.rank({"model": "qwen/3", "token_ids": TOKENS})
+    (held,) = said["workers"]
     assert (held["block_size"], held["blocks"], held["depth_blocks"]) == (32, 3, 0)
+
+
+async def test_packed_hashes_are_answered_like_hashes_in_json(index: Index) -> None:
+    index.tell(stored(A, CHAIN.blocks), stored(B, CHAIN.blocks[:2]))
+    data = struct.pack("<6Q", *CHAIN.blocks)
+    for kind in (PACKED, PACKED.upper() + "; v=1"):
+        for query, more in (
+            ("", {}),
+            ("?model=qwen%2F3&adapter=sql", {"model": "qwen/3", "adapter": "sql"}),
+            (
+                "?workers=%5Bfd00::1%5D:8000@1&workers=ns/p:0",
+                {"workers": ["[fd00::1]:8000@1", "ns/p:0"]},
+            ),
+        ):
+            status, said = await index.packed(data, query, kind)
+            hashes = [to_hex(block) for block in CHAIN.blocks]
+            assert (status, said) == await index.rank({"block_hashes": hashes, **more})
+            assert [one["depth_blocks"] for one in said["workers"][:2]] == [6, 2]
+    assert (await index.packed(b"", ""))[1]["blocks"] == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "query", "status", "param", "words"),
+    [
+        (b"1234567", "", 400, "block_hashes", "multiple of 8"),
+        (b"12345678" * 51, "", 400, "block_hashes", "at most 50"),
+        (b"12345678", "?workers=ns/p:0&workers=a%20b", 400, "workers[1]", "pod@rank"),
+        (b"12345678", "?workers=nobody", 404, "workers[0]", "not known"),
+        (b"1" * 1_000_008, "", 413, None, "at most 1000000 bytes"),
+    ],
+)
+async def test_wrong_packed_hashes_are_refused_by_name(
+    index: Index, data: bytes, query: str, status: int, param: str | None, words: str
+) -> None:
+    found, said = await index.packed(data, query)
+    assert (found, said["error"]["param"]) == (status, param) and words in said["error"]["message"]
+
+
+async def test_bytes_without_a_kind_are_json_as_clients_send_it(index: Index) -> None:
+    for kind in ("application/octet-stream", "text/plain", "application/x-www-form-urlencoded"):
+        status, _ = await index.packed(json.dumps({"block_hashes": [HASH]}).encode(), "", kind)
+        assert status == 200
+
+
+async def test_a_body_in_pieces_is_read_whole_and_one_that_breaks_off_harms_nobody(
+    index: Index,
+) -> None:
+    index.tell(stored(A, CHAIN.blocks))
+    body = json.dumps({"model": "qwen/3", "token_ids": TOKENS}).encode()
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for at in range(0, len(body), 50):
+            yield body[at : at + 50]
+            await asyncio.sleep(0)
+
+    async with index.session.post(index.url + "/rank", data=pieces()) as answer:
+        assert (await answer.json())["workers"][0]["depth_blocks"] == 6
+        assert answer.headers["content-type"] == "application/json"
+    _, writer = await asyncio.open_connection("127.0.0.1", int(index.url.rpartition(":")[2]))
+    writer.write(b"POST /rank HTTP/1.1\r\nhost: x\r\ncontent-length: 99\r\n\r\n{")
+    await writer.drain()
+    writer.close()
+    assert (await index.rank({"model": "qwen/3", "token_ids": TOKENS}))[0] == 200
+
+
+async def test_the_schema_names_the_route_that_stands_before_it(index: Index) -> None:
+    _, schema = await index.get("/openapi.json")
+    assert "post" in schema["paths"]["/rank"]

@@ -1,0 +1,180 @@
+"""Desk: POST /rank, asked thousands of times a second, so answered without a framework between.
+
+Door: ASGI in, ASGI out. question.py reads what is asked, ranking.py judges, lines.py writes it,
+refusals.py says what was wrong. api.py puts it in front of its routes. Open it to change the way of
+a question through the process.
+
+    body -> loaded? -> Question -> tokens of a text -> model and workers known? -> chains -> lines
+
+A salt keeps tenants apart and may be a secret: no answer, log or metric shows it in clear.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+from starlette.types import Receive, Scope, Send
+
+from kvplane.runtime import Clock
+from kvplane.vocabulary import PrefixChain, Worker, WorkerUp
+
+from . import question
+from .chains import Chains
+from .errors import BadValue
+from .follower import Follower
+from .lines import Lines
+from .metrics import IndexMetrics
+from .refusals import JSON, Refusal, headers, refused
+from .roster import Roster, roster
+from .settings import IndexSettings
+from .view import View
+
+Tokenize = Callable[[Mapping[str, Any]], Awaitable[Sequence[int]]]
+
+IN_THREAD_BYTES = 256 * 1024  # larger bodies are read off the event loop
+
+
+class Desk:
+    """Answers one kind of question, about one view."""
+
+    def __init__(
+        self,
+        view: View,
+        follower: Follower,
+        fleet: Callable[[], Sequence[WorkerUp]],
+        tokenize: Tokenize | None,
+        metrics: IndexMetrics | None,
+        settings: IndexSettings,
+        clock: Clock,
+        chains: Chains,
+    ) -> None:
+        self._view, self._follower, self._tokenize = view, follower, tokenize
+        self._fleet, self._metrics, self._chains = fleet, metrics, chains
+        self._settings, self._clock = settings, clock
+        self._lines, self._roster = Lines(view), Roster(())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """One question, one answer."""
+        status, body = await self.answer(scope, receive)
+        fields = {"content-length": str(len(body)), "content-type": JSON, **headers(status)}
+        shown = [(name.encode(), value.encode()) for name, value in fields.items()]
+        await send({"type": "http.response.start", "status": status, "headers": shown})
+        await send({"type": "http.response.body", "body": body})
+
+    async def answer(self, scope: Scope, receive: Receive) -> tuple[int, bytes]:
+        """Status and body: who holds how much of this prompt, deepest first."""
+        try:
+            return 200, msgspec.json.encode(await self._ranked(scope, await self._body(receive)))
+        except (Refusal, BadValue) as error:
+            return refused(error)
+
+    async def _ranked(self, scope: Scope, data: bytes) -> dict[str, Any]:
+        loaded(self._follower)
+        large = len(data) > IN_THREAD_BYTES
+        asked = await _aside(large, _read, scope, data, self._settings.most_hashes)
+        if asked.text is not None:
+            tokens = await self._tokens(asked.text)
+            asked = msgspec.structs.replace(asked, tokens=tokens)
+        seen, begun = self._seen(), self._clock.now()
+        asked = meant(asked, seen)
+        self._check(asked.workers, seen)
+        sizes = seen.block_sizes(self._view) or [self._settings.block_size]
+        chains = await _aside(large, question.chains, asked, sizes, self._chains.chain)
+        answer = self._ranking(chains, asked, seen)
+        if self._metrics:
+            self._metrics.rank_seconds.observe(self._clock.now() - begun)
+        return answer
+
+    def _ranking(
+        self, chains: dict[int, PrefixChain], asked: question.Question, seen: Roster
+    ) -> dict[str, Any]:
+        shown = {size: _masked(chain) for size, chain in chains.items()} if asked.salt else chains
+        found = self._lines.ranking(seen, shown, asked.workers, self._follower.down_s())
+        listed = found.pop("workers")
+        return {**found, **place(self._follower), "workers": listed}
+
+    def _seen(self) -> Roster:
+        self._roster = roster(self._fleet(), self._roster)
+        return self._roster
+
+    def _check(self, workers: Sequence[Worker] | None, seen: Roster) -> None:
+        for at, one in enumerate(workers or ()):
+            check_known(one, self._view, seen.fleet, f"workers[{at}]")
+
+    async def _tokens(self, body: Mapping[str, Any]) -> Sequence[int]:
+        if self._tokenize is None:
+            way = "prompt" if body.get("prompt") is not None else "messages"
+            want = "token_ids or block_hashes: this process has no tokenizer (--tokenizer PATH)"
+            raise Refusal(400, "invalid_request", f"{way}: send {want}", way)
+        try:
+            return await self._tokenize(body)
+        except ValueError as error:  # the tokenizer's own refusals; never shows the prompt
+            raise Refusal(400, "invalid_request", f"prompt cannot be tokenised: {error}") from error
+
+    async def _body(self, receive: Receive) -> bytes:
+        most, parts, size, more = self._settings.body_bytes, list[bytes](), 0, True
+        while more:
+            message = await receive()
+            if message["type"] != "http.request":
+                raise Refusal(400, "invalid_request", "body: its sender left before its end")
+            part, more = message.get("body", b""), message.get("more_body", False)
+            size += len(part)
+            if size > most:
+                raise Refusal(413, "invalid_request", f"body: must be at most {most} bytes")
+            parts.append(part)
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+
+def loaded(follower: Follower) -> None:
+    """Refuses while nothing is known yet."""
+    if not follower.ready.is_set():
+        raise Refusal(503, "index_loading", "the index is not loaded yet; ask again in 1 s")
+
+
+def place(follower: Follower) -> dict[str, Any]:
+    """Where in the stream an answer is true, and how old that is."""
+    return {"cursor": follower.cursor, "lag_ms": round(follower.lag_ms(), 1)}
+
+
+def check_known(one: Worker, view: View, fleet: Mapping[Worker, WorkerUp], param: str) -> None:
+    """Refuses a worker that neither discovery nor events told of."""
+    if one not in fleet and view.facts(one) is None:
+        message = f"{param}: {one} is not known; GET /workers lists those that are"
+        raise Refusal(404, "worker_not_found", message, param)
+
+
+def meant(asked: question.Question, seen: Roster) -> question.Question:
+    """An adapter may be named as the model, as at the gateway. Refuses a name nobody serves, where
+    everybody says what he serves."""
+    served, bases = seen.served, seen.bases
+    if asked.hashes is not None or asked.model in served or not served or "" in served:
+        return asked
+    if asked.model in bases:
+        adapter = asked.adapter or asked.model
+        return msgspec.structs.replace(asked, model=bases[asked.model], adapter=adapter)
+    names = ", ".join(sorted({*served, *bases}))
+    message = f"model: {asked.model!r} is not served here; served are {names}"
+    raise Refusal(404, "model_not_found", message, "model")
+
+
+def _read(scope: Scope, data: bytes, most_hashes: int) -> question.Question:
+    for name, value in scope["headers"]:
+        if name == b"content-type" and value.lower().startswith(question.PACKED.encode()):
+            return question.read_packed(data, scope["query_string"].decode("latin-1"), most_hashes)
+    return question.read(data, most_hashes)
+
+
+async def _aside(aside: bool, work: Callable[..., Any], *arguments: Any) -> Any:
+    return await asyncio.to_thread(work, *arguments) if aside else work(*arguments)
+
+
+def _masked(chain: PrefixChain) -> PrefixChain:
+    """As it is shown: equal salts look equal, and are not to be read."""
+    space = chain.namespace
+    digest = hashlib.sha256(space.salt.encode(errors="surrogatepass")).hexdigest()[:8]
+    return replace(chain, namespace=replace(space, salt=f"salt:{digest}"))
