@@ -21,6 +21,7 @@ and again, 130 ms each time).
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from sys import getsizeof
 
@@ -97,13 +98,13 @@ class Forest:
         run, where = self._home(slot, parent), self.where
         number = run.number
         fresh = blocks[at : at + MOST_BLOCKS - len(run.blocks)]
-        for place, block in enumerate(fresh):
+        for block in fresh:
             part, key = where[block >> SHIFT], block & LOW
             if key in part:
-                fresh = fresh[:place]
+                fresh = fresh[: fresh.index(block)]
                 break
             part[key] = number
-        run.blocks.extend(fresh)
+        run.blocks.extend(array("Q", fresh))  # by way of another array in two thirds of the time
         self._grown += len(fresh)
         return len(fresh)
 

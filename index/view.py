@@ -22,6 +22,7 @@ from kvplane.vocabulary import (
     Cleared,
     ClearReason,
     Epoch,
+    Group,
     Known,
     Removed,
     Stored,
@@ -66,7 +67,11 @@ class View:
             if facts is None:
                 return
         if isinstance(change, Stored):
-            self._stored(facts, change)
+            if change.group is not None:
+                self._grouped(facts, change.group, change)
+            else:
+                facts.block_size = change.block_size
+                self._put(facts, _NUMBER[change.tier], change.parent, change.blocks)
         elif isinstance(change, Removed):
             self._removed(facts, change)
         elif isinstance(change, Cleared):
@@ -98,16 +103,11 @@ class View:
             facts.epoch, facts.last, facts.known, facts.groups = change.epoch, None, {}, {}
         return facts
 
-    def _stored(self, facts: Facts, change: Stored) -> None:
-        tier = _NUMBER[change.tier]
-        if change.group is not None:
-            self._owners.hybrid = True
-            further = facts.groups.setdefault(change.group.number, Further(change.group))
-            further.rule = change.group
-            further.held[tier].update(change.blocks)
-            return
-        facts.block_size = change.block_size
-        self._put(facts, tier, change.parent, change.blocks)
+    def _grouped(self, facts: Facts, group: Group, change: Stored) -> None:
+        self._owners.hybrid = True
+        further = facts.groups.setdefault(group.number, Further(group))
+        further.rule = group
+        further.held[_NUMBER[change.tier]].update(change.blocks)
 
     def _put(self, facts: Facts, tier: int, parent: int | None, blocks: Sequence[int]) -> None:
         if facts.ordinal is None:
