@@ -29,6 +29,7 @@ from .base import (
     EngineEvent,
     engine_hash,
     engine_key,
+    engine_keys,
     tier_of,
 )
 from .reading import Reader, read_tokens
@@ -77,7 +78,7 @@ def _convert(frame: Any) -> EngineEvent:
         return convert(frame)
     if isinstance(frame, _Cleared):
         return AllCleared()
-    hashes = tuple([engine_key(value) for value in _named(frame)])
+    hashes = engine_keys(_named(frame))
     tier = tier_of(frame.medium or "remote")
     if isinstance(frame, _Removed):
         return BlocksRemoved(hashes, tier)

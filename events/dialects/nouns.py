@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from .base import BlocksRemoved, BlocksStored, engine_key, tier_of
+from .base import BlocksRemoved, BlocksStored, engine_key, engine_keys, tier_of
 from .reading import read_tokens
 
 
@@ -35,7 +35,7 @@ def as_stored(frame: Any, own: Members) -> BlocksStored:
     if size < 0:
         raise ValueError(f"block_size {size}: must be 0 or more")
     return BlocksStored(
-        hashes=tuple([engine_key(value) for value in frame.block_hashes]),
+        hashes=engine_keys(frame.block_hashes),
         parent=None if parent is None else engine_key(parent),
         tokens=tokens,
         block_size=size,
@@ -57,11 +57,10 @@ def as_removed(frame: Any) -> BlocksRemoved:
     """A removed event; raises ValueError for a number out of bounds."""
     told, hashes = frame.group_idx, frame.block_hashes
     tier = tier_of(frame.medium, frame.locality)
-    if len(hashes) == 1:  # nearly always
-        keys: tuple[bytes, ...] = (engine_key(hashes[0]),)
-    else:
-        keys = tuple([engine_key(value) for value in hashes])
-    return BlocksRemoved(keys, tier) if told is None else BlocksRemoved(keys, tier, _group(told), True)
+    keys = (engine_key(hashes[0]),) if len(hashes) == 1 else engine_keys(hashes)  # nearly always 1
+    return (
+        BlocksRemoved(keys, tier) if told is None else BlocksRemoved(keys, tier, _group(told), True)
+    )
 
 
 def _group(told: int | None) -> int:
