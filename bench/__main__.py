@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 
-from bench import directory, hashing, index, lag, redis, transfer
+from bench import directory, hashing, index, lag, redis, service, transfer
 from bench.timing import Absent, Row
 
 ROWS: dict[str, Callable[[], Iterable[Row | Absent]]] = {
@@ -18,6 +18,7 @@ ROWS: dict[str, Callable[[], Iterable[Row | Absent]]] = {
     "lag": lag.rows,
     "transfer": transfer.rows,
     "redis": redis.rows,
+    "service": service.rows,
 }
 
 
