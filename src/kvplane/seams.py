@@ -77,11 +77,10 @@ class Seams:
         self.marks, self.gaps = tuple(marks), gaps
         self.frame = frame  # ids before and after a text; None = not known
         self.reason = reason  # why there are none
-        heads = sorted({mark[:2] for mark in self.marks})
-        places = [re.escape(head) for head in heads]
-        if gaps:
-            places.insert(0, f"(?<=[{LETTERS}])[{re.escape(gaps)}]")
-        self._places = re.compile("|".join(places)) if places else None
+        heads = "".join(map(re.escape, sorted({mark[0] for mark in self.marks})))
+        after = [f"(?<=[{LETTERS}][{gaps}])"] * bool(gaps) + [f"(?<=[{heads}])"] * bool(heads)
+        places = f"[{gaps}{heads}](?:{'|'.join(after)})"  # a set first: it is quickly looked for
+        self._places = re.compile(places) if after else None
 
     def __repr__(self) -> str:
         return f"Seams({len(self.marks)} marks, gaps {self.gaps!r}, {self.reason or 'known'})"

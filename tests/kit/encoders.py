@@ -125,6 +125,7 @@ def tricky() -> Encoder:
             AddedToken("<mask>", lstrip=True),
             AddedToken("<|end|>", rstrip=True),
             AddedToken("<|im_end|>!", normalized=False),
+            AddedToken("[<s>]", normalized=False),
             AddedToken("\n\n", normalized=False),
         ]
     )
@@ -140,16 +141,24 @@ def overlapping() -> Encoder:
 
 
 def ends_in_letters() -> Encoder:
-    """Added tokens that end like a word, or hold two."""
+    """An added token that ends like a word: what follows it gets a mark as if it began."""
+    encoder = llama2()
+    encoder.add_tokens([AddedToken("Token", normalized=False)])
+    return encoder
+
+
+def holds_gaps() -> Encoder:
+    """Added tokens that hold a letter and a gap."""
     encoder = _bpe(_split(LLAMA3))
-    encoder.add_tokens(["Token", AddedToken("end of", normalized=False)])
+    encoder.add_tokens([AddedToken("<a b>", normalized=False), AddedToken("<a，>")])
     return encoder
 
 
 def single_words() -> Encoder:
-    """An added token that looks at both its sides."""
+    """An added token that looks at both its sides, and one that it may see there."""
     encoder = _bpe(_split(LLAMA3))
-    encoder.add_tokens([AddedToken("end", single_word=True, normalized=False)])
+    encoder.add_tokens([AddedToken("-=", single_word=True, normalized=False)])
+    encoder.add_special_tokens(["im>"])
     return encoder
 
 
@@ -216,6 +225,7 @@ ENCODERS: dict[str, Made] = {
     "tricky": tricky,
     "overlapping": overlapping,
     "ends_in_letters": ends_in_letters,
+    "holds_gaps": holds_gaps,
     "single_words": single_words,
     "llama2": llama2,
     "crossing": lambda: llama2(crossing=True),
