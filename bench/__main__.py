@@ -8,11 +8,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 
-from bench import directory, hashing, index, lag, redis, service, transfer
+from bench import conversation, directory, hashing, index, lag, redis, service, transfer
 from bench.timing import Absent, Row
 
 ROWS: dict[str, Callable[[], Iterable[Row | Absent]]] = {
     "hashing": hashing.rows,
+    "conversation": conversation.rows,
     "index": index.rows,
     "directory": directory.rows,
     "lag": lag.rows,
