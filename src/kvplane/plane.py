@@ -86,6 +86,7 @@ class GatewayPlane(Composite):
             tokenize=tokenizing(prompts),
             metrics=metrics,
             clock=self._clock,
+            chains=chains,
         )
         changes = broadcast_of(self._told, store, self._clock, self._registry)
         index.router.routes.extend(routes(changes, "/index/snapshot"))
@@ -178,6 +179,7 @@ class IndexPlane(Composite):
             tokenize=tokenizing(prompts) if told["tokenizer"] else None,
             metrics=metrics,
             clock=clock,
+            chains=_remembered(told, prompts, metrics),
         )
         app.router.routes.extend(routes(changes))
         # Under /index too, so that whatever asks a gateway's index can ask this one.
