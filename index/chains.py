@@ -15,7 +15,8 @@ from __future__ import annotations
 import threading
 from array import array
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import cast
 
 from xxhash import xxh3_64_intdigest
 
@@ -23,8 +24,10 @@ from kvplane.recall import Shelf
 from kvplane.vocabulary import BlockHash, Namespace, PrefixChain
 
 from .hashing import Tokens, chain, extend, pack, seed
+from .unrolled import Unrolled
 
 PAGE_BLOCKS = 128
+STRIDE_BLOCKS = 32  # named at once where nothing is remembered
 
 Page = tuple[bytes, "array[int]"]  # tokens, names
 
@@ -63,6 +66,30 @@ class Chains:
         blocks += extend(parent, bytes(packed[whole:]), size)
         self._count(recalled, len(blocks) - recalled)
         return PrefixChain(namespace, tuple(blocks), len(packed) // 4)
+
+    def unrolled(
+        self, tokens: Tokens, namespace: Namespace, extra: Mapping[int, Sequence[str]] | None = None
+    ) -> PrefixChain:
+        """As chain(), but a block is named when somebody looks at it or beyond. For one thread."""
+        packed, size = pack(tokens), namespace.block_size
+        if extra or size < 1:
+            return self.chain(tokens, namespace, extra)
+        blocks = Unrolled(len(packed) // (4 * size), self._pages(seed(namespace), packed, size))
+        # A row like the tuple it stands for, as far as anybody asks it who does not change it.
+        return PrefixChain(namespace, cast("tuple[BlockHash, ...]", blocks), len(packed) // 4)
+
+    def _pages(self, parent: int, packed: memoryview, size: int) -> Iterator[list[BlockHash]]:
+        remembers = self._shelf.most_bytes > 0
+        step = (PAGE_BLOCKS if remembers else STRIDE_BLOCKS) * size * 4
+        for start in range(0, len(packed) - 4 * size + 1, step):
+            page = bytes(packed[start : start + step])
+            if remembers and len(page) == step:
+                names, known = self._page(parent, page, size)
+            else:
+                names, known = extend(parent, page, size), False
+            self._count(*((len(names), 0) if known else (0, len(names))))
+            yield names
+            parent = names[-1]
 
     def _page(self, parent: int, page: bytes, size: int) -> tuple[list[BlockHash], bool]:
         """Names of its blocks, and whether they were known."""

@@ -84,7 +84,9 @@ class Desk:
         asked = meant(asked, seen)
         self._check(asked.workers, seen)
         sizes = seen.block_sizes(self._view) or [self._settings.block_size]
-        chains = await _aside(large, question.chains, asked, sizes, self._chains.chain)
+        # A large one is hashed whole, where it holds up nobody; others as far as they are held.
+        named = self._chains.chain if large else self._chains.unrolled
+        chains = await _aside(large, question.chains, asked, sizes, named)
         answer = self._ranking(chains, asked, seen)
         if self._metrics:
             self._metrics.rank_seconds.observe(self._clock.now() - begun)
