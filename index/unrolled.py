@@ -32,9 +32,7 @@ class Unrolled(Sequence[BlockHash]):
     def __getitem__(self, at: slice) -> Sequence[BlockHash]: ...
     def __getitem__(self, at: int | slice) -> BlockHash | Sequence[BlockHash]:
         found = self._found
-        if isinstance(at, slice):
-            self._unroll(self._count)
-        elif at < 0:
+        if isinstance(at, slice) or at < 0:
             self._unroll(self._count)
         elif at >= len(found):
             self._unroll(at + 1)
