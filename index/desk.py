@@ -61,8 +61,8 @@ class Desk:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One question, one answer."""
         status, body = await self.answer(scope, receive)
-        fields = {"content-length": str(len(body)), "content-type": JSON, **headers(status)}
-        shown = [(name.encode(), value.encode()) for name, value in fields.items()]
+        shown = [(b"content-length", b"%d" % len(body)), (b"content-type", JSON.encode())]
+        shown += [(name.encode(), value.encode()) for name, value in headers(status).items()]
         await send({"type": "http.response.start", "status": status, "headers": shown})
         await send({"type": "http.response.body", "body": body})
 
@@ -76,7 +76,8 @@ class Desk:
     async def _ranked(self, scope: Scope, data: bytes) -> dict[str, Any]:
         loaded(self._follower)
         large = len(data) > IN_THREAD_BYTES
-        asked = await _aside(large, _read, scope, data, self._settings.most_hashes)
+        reading = scope, data, self._settings.most_hashes
+        asked = await asyncio.to_thread(_read, *reading) if large else _read(*reading)
         if asked.text is not None:
             tokens = await self._tokens(asked.text)
             asked = msgspec.structs.replace(asked, tokens=tokens)
@@ -84,9 +85,11 @@ class Desk:
         asked = meant(asked, seen)
         self._check(asked.workers, seen)
         sizes = seen.block_sizes(self._view) or [self._settings.block_size]
-        # A large one is hashed whole, where it holds up nobody; others as far as they are held.
-        named = self._chains.chain if large else self._chains.unrolled
-        chains = await _aside(large, question.chains, asked, sizes, named)
+        if large:  # hashed whole, where it holds up nobody; others as far as they are held
+            named = self._chains.chain
+            chains = await asyncio.to_thread(question.chains, asked, sizes, named)
+        else:
+            chains = question.chains(asked, sizes, self._chains.unrolled)
         answer = self._ranking(chains, asked, seen)
         if self._metrics:
             self._metrics.rank_seconds.observe(self._clock.now() - begun)
@@ -169,10 +172,6 @@ def _read(scope: Scope, data: bytes, most_hashes: int) -> question.Question:
         if name == b"content-type" and value.lower().startswith(question.PACKED.encode()):
             return question.read_packed(data, scope["query_string"].decode("latin-1"), most_hashes)
     return question.read(data, most_hashes)
-
-
-async def _aside(aside: bool, work: Callable[..., Any], *arguments: Any) -> Any:
-    return await asyncio.to_thread(work, *arguments) if aside else work(*arguments)
 
 
 def _masked(chain: PrefixChain) -> PrefixChain:

@@ -48,10 +48,11 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        if self._late is None and (self.cycle is None or self.cycle.response_complete):
-            self._late = self.loop.call_later(self.head_s, self._refuse)
         self._quiet += len(data)
         super().data_received(data)
+        if self._late is None and (self.cycle is None or self.cycle.response_complete):
+            # Here, not before: most heads arrive in one piece and need no timer.
+            self._late = self.loop.call_later(self.head_s, self._refuse)
         if self._quiet > MOST_BYTES and not self.transport.is_closing():
             self._refuse()
         if len(self.pipeline) > MOST_AHEAD:

@@ -76,3 +76,27 @@ def test_hashes_have_their_items_already() -> None:
     with pytest.raises(BadValue, match="items: 1 is wrong, must be left out"):
         read(msgspec.json.encode(body), 100)
     assert read(msgspec.json.encode({**body, "items": []}), 100).hashes == (0,)
+
+
+HEX = [f"{number * 0x9E3779B97F4A7C15 % 2**64:016x}" for number in range(40)]
+
+
+@pytest.mark.parametrize("many", [0, 1, 2, 40])
+def test_hashes_are_read_whatever_their_letters(many: int) -> None:
+    texts = [text.upper() if at % 3 else text for at, text in enumerate(HEX[:many])]
+    found = read(msgspec.json.encode({"block_hashes": texts}), 100).hashes
+    assert found == tuple(int(text, 16) for text in texts)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    ["", " ", " " * 16, "0" * 15, "0" * 17, "0" * 33, "0" * 16 + " " + "0" * 16, " " + "0" * 15,
+     "00 00" + "0" * 11, "0x" + "0" * 14, "g" * 16, "０" * 16, "0" * 15 + "\n", "-" + "0" * 15],
+)  # fmt: skip
+@pytest.mark.parametrize("at", [0, 7, 39])
+def test_a_hash_that_is_none_is_named_wherever_it_stands(wrong: str, at: int) -> None:
+    texts = [*HEX]
+    texts[at] = wrong
+    for some in (texts, [*texts[:at], wrong, "0" * 15, *texts[at + 1 :]]):
+        with pytest.raises(BadValue, match=rf"^block_hashes\[{at}\]: .*16 hex digits"):
+            read(msgspec.json.encode({"block_hashes": some}), 100)
