@@ -39,7 +39,8 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.transport = _OneWrite(transport, self.loop)  # type: ignore[assignment]
+        self._writer = _OneWrite(transport, self.loop)
+        self.transport = self._writer  # type: ignore[assignment]
         self._named = _subject(transport.get_extra_info("peercert"))
         self._late = self.loop.call_later(self.head_s, self._refuse)
 
@@ -78,6 +79,7 @@ class Connection(HttpToolsProtocol):
 
     def on_response_complete(self) -> None:
         """uvicorn reads on here: 10 MB of requests sent ahead would hold 400 MB."""
+        self._writer.flush()  # nothing follows that it could wait for
         super().on_response_complete()
         if self.pipeline:
             self.flow.pause_reading()
@@ -124,18 +126,19 @@ class _OneWrite:
     def write(self, data: bytes) -> None:
         """Soon, with what follows; at once where it is much."""
         if not self._held:
-            self._loop.call_soon(self._flush)
+            self._loop.call_soon(self.flush)
         self._held.append(data)
         self._size += len(data)
         if self._size >= JOINED:
-            self._flush()
+            self.flush()
 
     def close(self) -> None:
         """What is held leaves before."""
-        self._flush()
+        self.flush()
         self._inner.close()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
+        """Now, if anything is held."""
         held, self._held, self._size = self._held, [], 0
         if held:
             self._inner.write(held[0] if len(held) == 1 else b"".join(held))
