@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 ROUNDS = 5
 
@@ -17,13 +18,28 @@ class Row:
     name: str
     unit: str
     values: tuple[float, ...]  # one per round
+    peer: tuple[float, ...] = ()  # the same of a peer; its figure over ours is the ratio
 
     def line(self) -> str:
-        """name, median, unit, least and most."""
+        """name, median, unit, least and most; the peer's median and the ratio of the rounds."""
         middle = _shown(statistics.median(self.values))
-        spread = f"{_shown(min(self.values))} to {_shown(max(self.values))}"
-        rounds = f"({spread}, {len(self.values)} rounds)"
-        return f"{self.name:<44} {middle:>12} {self.unit:<10} {rounds}"
+        rounds = f"({_spread(self.values)}, {len(self.values)} rounds)"
+        found = f"{self.name:<44} {middle:>12} {self.unit:<10} {rounds}"
+        if not self.peer:
+            return found
+        ratios = [peer / ours for ours, peer in zip(self.values, self.peer, strict=True)]
+        ratio = f"{statistics.median(ratios):.2f} x ({_spread(ratios)})"
+        return f"{found}  peer {_shown(statistics.median(self.peer))}, {ratio}"
+
+
+class Line(Protocol):
+    """Whatever has one line to say."""
+
+    def line(self) -> str: ...  # as it is printed
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{_shown(min(values))} to {_shown(max(values))}"
 
 
 def _shown(value: float) -> str:
