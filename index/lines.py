@@ -26,7 +26,6 @@ from .view import View
 
 _Line = tuple[bytes, int, bytes]  # before the depth, block size or 0, after it
 _Chains = Mapping[int, PrefixChain]
-_Lies = Mapping[Worker, Mapping[Tier, int]]
 
 _encode = msgspec.json.Encoder().encode
 
@@ -37,6 +36,7 @@ class Lines:
     def __init__(self, view: View) -> None:
         self._view = view
         self._lines: dict[Worker, _Line] = {}
+        self._rows: list[_Line] = []  # the same, in everybody's order
         self._of: tuple[object, ...] = ()  # what all of them are true for
         self._told: list[object] = []  # what each of them is true for
 
@@ -51,28 +51,22 @@ class Lines:
         tokens = list(map(depths.get, listed, repeat(0)))
         order = sorted(range(len(listed)), key=tokens.__getitem__, reverse=True)  # ties as they are
         size = (view.block_size(listed[order[0]]) if depths else None) or min(chains)
-        ranked = [(listed[at], tokens[at]) for at in order]
-        lines = self._written(ranked, tiers(view, chains, depths), chains)
+        rows = self._rows if workers is None else [self._lines[worker] for worker in listed]
+        below, parts, last = tiers(view, chains, depths), list[bytes](), (-1, -1)
+        for at in order:
+            head, mine, tail = rows[at]
+            if below and listed[at] in below:
+                middle, last = _middle(mine, tokens[at], below[listed[at]], chains), (-1, -1)
+            elif last != (mine, tokens[at]):  # mostly the same as the one before
+                last = mine, tokens[at]
+                middle = _middle(*last, {Tier.GPU: last[1] // mine} if last[1] else {}, chains)
+            parts += (head, middle, tail)
         return {
             "namespace": chains[size].namespace.text(),
             "block_size": size,
             "blocks": len(chains[size].blocks),
-            "workers": msgspec.Raw(b"[%b]" % lines),
+            "workers": msgspec.Raw(b"[%b]" % b"".join(parts)[:-1]),
         }
-
-    def _written(
-        self, ranked: Sequence[tuple[Worker, int]], below: _Lies, chains: _Chains
-    ) -> bytes:
-        kept, parts, middle, of = self._lines, list[bytes](), b"", (-1, -1)
-        for worker, tokens in ranked:
-            head, size, tail = kept[worker]
-            if worker in below:
-                middle, of = _middle(size, tokens, below[worker], chains), (-1, -1)
-            elif of != (size, tokens):  # mostly the same as the one before
-                lies = {Tier.GPU: tokens // size} if tokens else {}
-                middle, of = _middle(size, tokens, lies, chains), (size, tokens)
-            parts += (head, middle, tail)
-        return b"".join(parts)[:-1]
 
     def _look(self, seen: Roster, everybody: Sequence[Worker], away_s: float) -> None:
         """Write anew what is no longer true."""
@@ -84,12 +78,13 @@ class Lines:
             for facts in map(view.facts, everybody)
         ]
         if of != self._of:
-            self._of, self._told, self._lines = of, [()] * len(told), {}
+            self._of, self._told, self._lines, self._rows = of, [()] * len(told), {}, []
         if told != self._told:
             for worker, now, before in zip(everybody, told, self._told, strict=True):
                 if now != before:
                     self._lines[worker] = self._line(seen.fleet, worker, away_s)
             self._told = told
+            self._rows = [self._lines[worker] for worker in everybody]
 
     def _line(self, fleet: answers.Fleet, worker: Worker, away_s: float) -> _Line:
         view, size = self._view, answers.block_size(self._view, fleet, worker)
