@@ -3,12 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import random
 import socket
+from collections import deque
 
 # Below where kernels take ports for who connects: else a connection of another test may have a
 # port between the moment it was found free and the moment it is listened on.
-RANGE = (16_000, 32_000)
+# Each worker of pytest-xdist has a part of them: found free by two, a port is listened on by one.
+FIRST, COUNT = 16_000, 16_000
+_WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+_ME = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _WORKERS
+_PART = COUNT // _WORKERS
+_BEGIN = FIRST + _PART * _ME
+RANGE = (_BEGIN, _BEGIN + _PART)
+_given: deque[int] = deque(maxlen=1000)  # lately; who got them may not listen yet
 CHANCE = random.SystemRandom()  # no test's seed makes two of them find the same port
 
 
@@ -16,18 +25,15 @@ def free_port(host: str = "127.0.0.1", run: int = 1) -> int:
     """A port nobody listens on right now; the first of `run` such ports in a row."""
     while True:
         first = CHANCE.randrange(RANGE[0], RANGE[1] - run)
-        if all(_is_free(host, port) for port in range(first, first + run)):
+        wanted = range(first, first + run)
+        if all(port not in _given and _is_free(host, port) for port in wanted):
+            _given.extend(wanted)
             return first
 
 
 def free_ports(count: int, run: int = 1) -> list[int]:
     """`count` different free ports, each the first of `run`."""
-    found: list[int] = []
-    while len(found) < count:
-        port = free_port(run=run)
-        if all(abs(port - other) >= run for other in found):
-            found.append(port)
-    return found
+    return [free_port(run=run) for _ in range(count)]
 
 
 def _is_free(host: str, port: int) -> bool:

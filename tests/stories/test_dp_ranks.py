@@ -46,14 +46,8 @@ async def held(running: Plane, headers: dict[str, str], messages: list[dict[str,
 async def test_what_each_rank_holds_is_foretold_and_rooms_lead_to_it(form: str) -> None:
     flags = ["--dp", "2", "--event-form", form]
     seats = [EngineSeat("prefill", "prefill", flags), EngineSeat("decode", "decode", flags)]
-    async with plane(seats, ready=False) as running:
-        await until(lambda: all_ranks(running), 30, "four workers known exactly")
+    async with plane(seats, workers=4) as running:
         served = await asyncio.gather(*(converse(running, number) for number in range(5)))
         truth = await running.get("/truth", at=running.engines["prefill"].url)
     assert set().union(*served) == {0, 1}, "both ranks took part"
     assert all(rank["pages"]["used"] for rank in truth["ranks"]), truth["ranks"]
-
-
-async def all_ranks(running: Plane) -> bool:
-    found = (await running.get("/index/workers"))["workers"]
-    return len(found) == 4 and all(one["knowledge"] == "exact" for one in found)
