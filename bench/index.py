@@ -35,11 +35,11 @@ def rows(
             for what in ("CPU", "wall"):
                 name = f"apply, {named(spec)}, {engine}"
                 yield row(name, f"us {what}", found, engine, _told(f"{what.lower()}_us"))
-        for share in (None, *SHARES):
+        for share, what in ((None, "wall"), *((share, "CPU") for share in (None, *SHARES))):
             part = "" if share is None else f", {share:.0%} held"
             for percent in (50, 99):
                 name = f"query, {named(spec)}{part}, p{percent}"
-                yield row(name, "us", found, "changes", _asked(share, percent))
+                yield row(name, f"us {what}", found, "changes", _asked(what, share, percent))
         if absent:
             yield absent
 
@@ -61,9 +61,9 @@ def _told(key: str) -> Pick:
     return lambda one: float(one[key])
 
 
-def _asked(share: float | None, percent: int) -> Pick:
+def _asked(what: str, share: float | None, percent: int) -> Pick:
     def pick(one: dict[str, Any]) -> float:
-        queries = one["queries"]
+        queries = one["queries"][what]
         times = chain(*queries.values()) if share is None else queries[str(share)]
         return float(statistics.quantiles(times, n=100, method="inclusive")[percent - 1])
 

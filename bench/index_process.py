@@ -50,23 +50,26 @@ def speed(engine: Any, load: Workload, queries: int) -> dict[str, Any]:
     return {**told, "queries": _ask(engine, load, queries)}
 
 
-def _ask(engine: Any, load: Workload, queries: int) -> dict[str, list[float]]:
-    """Share of the prompt that is held -> us of each question. Answers have to be right."""
+def _ask(engine: Any, load: Workload, queries: int) -> dict[str, dict[str, list[float]]]:
+    """ "wall" and "CPU" -> share of the prompt that is held -> us of each question. Answers have to
+    be right."""
     asked = [
         (query.share, query.hit, engine.query(query.blocks, _contents(query.blocks)))
         for query in load.queries(queries)
     ]
     gc.collect()
-    find, times = engine.find, dict[str, list[float]]()
+    find, wall, cpu = engine.find, dict[str, list[float]](), dict[str, list[float]]()
     for _, _, payload in asked[:WARM]:
         find(payload)
     for share, hit, payload in asked:
-        began = time.perf_counter()
+        used, began = time.process_time(), time.perf_counter()
         found = find(payload)
-        times.setdefault(str(share), []).append((time.perf_counter() - began) * 1e6)
+        took, used = time.perf_counter() - began, time.process_time() - used
+        wall.setdefault(str(share), []).append(took * 1e6)
+        cpu.setdefault(str(share), []).append(used * 1e6)
         deepest = max(found.values(), default=0)
         assert deepest == hit, f"{deepest} blocks found where {hit} are held"
-    return times
+    return {"wall": wall, "CPU": cpu}
 
 
 def memory(engine: Any, load: Workload, queries: int) -> dict[str, Any]:

@@ -35,7 +35,7 @@ def rows(spec: Spec = SPEC) -> Iterator[Row]:
         capture_output=True, text=True, timeout=MOST_S, check=True, cwd=Path(__file__).parents[1],
     )  # fmt: skip
     for name, unit, value in json.loads(ran.stdout.strip().splitlines()[-1]):
-        yield Row(f"pause, {spec.resident:,} held, {name}", unit, (value,))
+        yield Row(f"pause at {spec.resident / 1e6:g} M, {name}", unit, (value,))
 
 
 class Steps:
@@ -61,16 +61,34 @@ class Steps:
             yield f"{self.name}, longest", unit, ordered[-1]
 
 
+class Collections:
+    """Garbage collections that come by themselves, in a step or beside it."""
+
+    def __init__(self) -> None:
+        self.steps, self._began, self._used = Steps("collection, by itself"), 0.0, 0.0
+
+    def __call__(self, phase: str, info: dict[str, int]) -> None:
+        """As gc calls it."""
+        if phase == "start":
+            self._began, self._used = time.perf_counter(), time.thread_time()
+        else:
+            self.steps.wall.append((time.perf_counter() - self._began) * 1e3)
+            self.steps.cpu.append((time.thread_time() - self._used) * 1e3)
+
+
 def measure(spec: Spec) -> list[tuple[str, str, float]]:
     """Fill, churn, collect all garbage once, as may happen at any time; begin again, sweep."""
     index, load = Index(spec.pods, 16), Workload(spec)
     applied, swept = Steps("apply"), Steps("sweep")
-    empty, full = Steps("whole collection of an empty one"), Steps("whole collection")
+    empty, full = Steps("collection, empty"), Steps("collection, full")
     gc.collect()
     empty.time(gc.collect)
+    came = Collections()
+    gc.callbacks.append(came)
     for pod, stored, parent, blocks in load.events():
         change = index.event(pod, stored, parent, blocks, blocks)
         applied.time(partial(index.apply, change))
+    gc.callbacks.remove(came)
     del load
     gc.collect()
     full.time(gc.collect)
@@ -80,7 +98,7 @@ def measure(spec: Spec) -> list[tuple[str, str, float]]:
         applied.time(partial(index.apply, restarted))
     while swept.time(index.view.sweep):
         pass
-    return [row for steps in (applied, swept, full, empty) for row in steps.found()]
+    return [row for steps in (applied, swept, came.steps, full, empty) for row in steps.found()]
 
 
 if __name__ == "__main__":

@@ -79,6 +79,7 @@ def test_the_index_rows_are_figures_of_ours_where_there_is_no_peer(
         "apply, 3 x 128, changes",
         "apply, 3 x 128, msgpack",
         "query, 3 x 128, p50",
+        "query, 3 x 128, p50",
         "query, 3 x 128, 0% held, p50",
         "query, 3 x 128, 50% held, p50",
         "query, 3 x 128, 95% held, p50",
@@ -110,7 +111,7 @@ def test_a_ratio_is_what_the_peer_needs_of_ours(from_bench: Callable[[str], Any]
 def test_the_pause_rows_are_times(from_bench: Callable[[str], Any]) -> None:
     rows = list(from_bench("pause").rows(from_bench("workload").Spec(8, 64, 20_000)))
     assert {row.unit for row in rows} == {"ms wall", "ms CPU"}
-    for part in ("apply, p99.9", "apply, longest", "sweep, longest", "collection, longest"):
+    for part in ("apply, p99.9", "apply, longest", "sweep, longest", "full, longest"):
         assert any(row.name.endswith(part) and row.values[0] >= 0 for row in rows), part
 
 
