@@ -68,19 +68,34 @@ async def test_a_stream_of_lone_blocks_is_written_in_few_steps(noting: Wrapped) 
         assert one.count("apply_blocks_count") == len(made[0].applied)
 
 
-async def test_a_lone_batch_waits_no_longer_than_the_linger(noting: Wrapped) -> None:
+async def test_a_lone_batch_after_a_silence_waits_for_nothing(noting: Wrapped) -> None:
     made, wrap = noting
-    settings = replace(CALM, linger_s=0.02)
+    settings = replace(CALM, linger_s=0.2)
     async with Publisher() as publisher, following(publisher, settings=settings, wrap=wrap) as one:
         await told(publisher, one)
         took = []
-        for name in range(8):
+        for name in range(6):
             before = asyncio.get_running_loop().time()
             await send(publisher, name)
             await until(lambda name=name: len(made[0].applied) == name + 1)
             took.append(made[0].applied[-1][0] - before)
-        assert sorted(took)[2] < 0.05, took  # a busy machine adds to some, not to most
-        assert min(took) > 0.015, took
+            await asyncio.sleep(0.5)  # the silence: longer than two lingers
+        assert sorted(took)[2] < 0.1, took  # a busy machine adds to some, not to most
+
+
+async def test_one_batch_behind_another_waits_no_longer_than_the_linger(noting: Wrapped) -> None:
+    made, wrap = noting
+    settings = replace(CALM, linger_s=0.1)
+    async with Publisher() as publisher, following(publisher, settings=settings, wrap=wrap) as one:
+        await told(publisher, one)
+        await send(publisher, 0)
+        await until(lambda: len(made[0].applied) == 1)
+        for name in range(1, 4):
+            await send(publisher, name)
+            await asyncio.sleep(0.005)  # one after the other, and yet one step
+        await one.at(3)
+        (first, _), (second, batch), *_ = made[0].applied
+        assert batch.first == 1 and 0.05 < second - first < 0.25
 
 
 async def test_what_is_much_already_does_not_wait(noting: Wrapped) -> None:
