@@ -38,6 +38,7 @@ class Lines:
         self._lines: dict[Worker, _Line] = {}
         self._rows: list[_Line] = []  # the same, in everybody's order
         self._of: tuple[object, ...] = ()  # what all of them are true for
+        self._turn = -1  # of the view, when it was looked through
         self._told: list[object] = []  # what each of them is true for
 
     def ranking(
@@ -72,6 +73,9 @@ class Lines:
         """Write anew what is no longer true."""
         view = self._view
         of = (seen, everybody, view.living, view.cut_off, away_s > 1, round(away_s))
+        if of == self._of and view.turn == self._turn:
+            return
+        self._turn = view.turn
         # All that a line depends on and that changes for one worker alone.
         told: list[object] = [
             facts and (facts.epoch, facts.block_size, *facts.known.values())

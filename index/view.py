@@ -56,6 +56,8 @@ class View:
         self._forest = Forest() if forest is None else forest  # shared with drafts of this view
         self._facts: dict[Worker, Facts] = {}
         self._owners = Owners()
+        self.turn = 0  # another number whenever workers, lives, sizes or words may have changed
+        self._sorted: tuple[int, tuple[Worker, ...]] = (-1, ())
 
     # -- being told --------------------------------------------------------------------------
 
@@ -70,7 +72,8 @@ class View:
             if change.group is not None:
                 self._grouped(facts, change.group, change)
             else:
-                facts.block_size = change.block_size
+                if facts.block_size != change.block_size:
+                    facts.block_size, self.turn = change.block_size, self.turn + 1
                 self._put(facts, _NUMBER[change.tier], change.parent, change.blocks)
         elif isinstance(change, Removed):
             self._removed(facts, change)
@@ -78,6 +81,7 @@ class View:
             self._cleared(facts, change)
         else:
             facts.told(change, self.living)
+            self.turn += 1
         self._forest.sweep(_SWEEP_RUNS)
 
     def take(self, entry: Entry) -> None:
@@ -94,6 +98,7 @@ class View:
         self.note(entry.worker, entry.epoch, entry.last, entry.at)
 
     def _meet(self, facts: Facts | None, change: Change) -> Facts | None:
+        self.turn += 1
         if facts is None:
             facts = self._facts[change.worker] = Facts(change.worker, change.epoch)
         elif change.epoch < facts.epoch:
@@ -128,6 +133,7 @@ class View:
         if change.reason is ClearReason.GONE:
             self._void(facts)
             del self._facts[facts.worker]
+            self.turn += 1
         elif change.tier is None:
             self._void(facts)
         else:
@@ -177,6 +183,7 @@ class View:
             if facts := self._facts.pop(worker, None):
                 self._void(facts)
         self._facts.update(draft._facts)
+        self.turn += 1
         self._owners.join(draft._owners)
 
     def drop(self) -> None:
@@ -184,6 +191,7 @@ class View:
         for facts in self._facts.values():
             self._void(facts)
         self._facts.clear()
+        self.turn += 1
 
     def load(self, snapshot: Snapshot) -> None:
         """Begin again from a snapshot, in one go; a follower does the same in slices."""
@@ -215,13 +223,14 @@ class View:
         self, blocks: Sequence[BlockHash], workers: Collection[Worker] | None = None, size: int = 0
     ) -> dict[Worker, int]:
         """Depth in blocks alone, which is cheaper; else as `depths`."""
-        found, _ = self._forest.depths(blocks, self._mask(workers, size))
-        return self._owners.reached(found, blocks)
+        return self._owners.reached(
+            self._forest.depths(blocks, self._mask(workers, size))[0], blocks
+        )
 
     def _tiers(self, facts: Facts, path: Sequence[Step], depth: int) -> dict[Tier, int]:
         if not any(facts.counts[1:]):
             return {Tier.GPU: depth}
-        assert facts.ordinal is not None, "a worker with blocks has an ordinal"
+        assert facts.ordinal is not None, "who holds blocks has an ordinal"
         best = tiers(path, facts.ordinal, depth)
         return {tier: count for tier, count in zip(TIERS, best, strict=True) if count}
 
@@ -255,7 +264,9 @@ class View:
 
     def workers(self) -> tuple[Worker, ...]:
         """All that live, in order."""
-        return tuple(sorted(self._facts))
+        if self._sorted[0] != self.turn:
+            self._sorted = self.turn, tuple(sorted(self._facts))
+        return self._sorted[1]
 
     def facts(self, worker: Worker) -> Facts | None:
         """None for a worker never heard of, or gone."""
@@ -283,8 +294,8 @@ class View:
     def size(self) -> Size:
         """Totals; looks at every run."""
         holdings = sum(sum(facts.counts) for facts in self._facts.values())
-        forest = self._forest
-        return Size(len(self._facts), len(forest), holdings, forest.runs, forest.bytes())
+        blocks, runs, weight = len(self._forest), self._forest.runs, self._forest.bytes()
+        return Size(len(self._facts), blocks, holdings, runs, weight)
 
 
 def _is_gap(change: Change) -> bool:
