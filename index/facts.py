@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from kvplane.vocabulary import Epoch, Group, Knowledge, Known, Worker
+from kvplane.vocabulary import Change, Cleared, ClearReason, Epoch, Group, Knowledge, Known, Worker
 
 from .runs import TIERS as TIER_COUNT
 
@@ -94,3 +94,8 @@ def believed(facts: Facts, living: Collection[str] | None, cut_off: bool = False
     who = f"the last one was {newest.by}" if newest.by else "the last one did not give its name"
     reason = f"no living ingest follows it: {who}"
     return Known(facts.worker, facts.epoch, Knowledge.DARK, reason, newest.since, newest.by)
+
+
+def is_gap(change: Change) -> bool:
+    """Is this what is said where batches were lost for good?"""
+    return isinstance(change, Cleared) and change.reason is ClearReason.GAP

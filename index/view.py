@@ -30,7 +30,7 @@ from kvplane.vocabulary import (
     Worker,
 )
 
-from .facts import Facts, Further, Size, believed
+from .facts import Facts, Further, Size, believed, is_gap
 from .forest import Forest
 from .loading import Chains, Sheet, pieces, read
 from .owners import Owners
@@ -92,7 +92,7 @@ class View:
         facts = self._facts.get(entry.worker)
         if facts is not None and facts.epoch == entry.epoch and facts.last is not None:
             again = entry.last is not None and entry.last <= facts.last
-            facts.gaps -= sum(map(_is_gap, entry.changes)) if again else 0
+            facts.gaps -= sum(map(is_gap, entry.changes)) if again else 0
         for change in entry.changes:
             self.apply(change)
         self.note(entry.worker, entry.epoch, entry.last, entry.at)
@@ -129,7 +129,7 @@ class View:
             facts.counts[tier] -= self._forest.remove(facts.ordinal << 2 | tier, change.blocks)
 
     def _cleared(self, facts: Facts, change: Cleared) -> None:
-        facts.gaps += _is_gap(change)
+        facts.gaps += is_gap(change)
         if change.reason is ClearReason.GONE:
             self._void(facts)
             del self._facts[facts.worker]
@@ -223,9 +223,8 @@ class View:
         self, blocks: Sequence[BlockHash], workers: Collection[Worker] | None = None, size: int = 0
     ) -> dict[Worker, int]:
         """Depth in blocks alone, which is cheaper; else as `depths`."""
-        return self._owners.reached(
-            self._forest.depths(blocks, self._mask(workers, size))[0], blocks
-        )
+        found, _ = self._forest.depths(blocks, self._mask(workers, size))
+        return self._owners.reached(found, blocks)
 
     def _tiers(self, facts: Facts, path: Sequence[Step], depth: int) -> dict[Tier, int]:
         if not any(facts.counts[1:]):
@@ -296,7 +295,3 @@ class View:
         holdings = sum(sum(facts.counts) for facts in self._facts.values())
         blocks, runs, weight = len(self._forest), self._forest.runs, self._forest.bytes()
         return Size(len(self._facts), blocks, holdings, runs, weight)
-
-
-def _is_gap(change: Change) -> bool:
-    return isinstance(change, Cleared) and change.reason is ClearReason.GAP
