@@ -74,6 +74,14 @@ class Owners:
                 self._cap(reached, self._facts[ordinal], blocks, depth)
         return reached
 
+    def together(
+        self, found: Sequence[tuple[int, int]], blocks: Sequence[int]
+    ) -> list[tuple[tuple[Worker, ...], int]]:
+        """The same, those of one depth together; the same tuple again for the same workers."""
+        if self.hybrid:
+            return [((one,), depth) for one, depth in self.reached(found, blocks).items()]
+        return [(self.names(mask), depth) for mask, depth in found if depth]
+
     @staticmethod
     def _cap(reached: dict[Worker, int], facts: Facts, blocks: Sequence[int], depth: int) -> None:
         if not facts.groups:

@@ -211,10 +211,8 @@ class View:
     def depths(
         self, blocks: Sequence[BlockHash], workers: Collection[Worker] | None = None, size: int = 0
     ) -> dict[Worker, tuple[int, dict[Tier, int]]]:
-        """Depth in blocks, and how many of them lie best in each tier; holders of none left out.
-
-        Only of `workers`, and of those with this block size (0 = any).
-        """
+        """Depth in blocks, and how many of them lie best in each tier, of each of `workers` (None:
+        all) that has this block size (0: any); holders of none left out."""
         found, path = self._forest.depths(blocks, self._mask(workers, size))
         reached = self._owners.reached(found, blocks).items()
         return {one: (depth, self._tiers(self._facts[one], path, depth)) for one, depth in reached}
@@ -225,6 +223,11 @@ class View:
         """Depth in blocks alone, which is cheaper; else as `depths`."""
         found, _ = self._forest.depths(blocks, self._mask(workers, size))
         return self._owners.reached(found, blocks)
+
+    def together(self, blocks: Sequence[BlockHash]) -> list[tuple[tuple[Worker, ...], int]]:
+        """Of all workers, those of one depth together: nothing is done for each of many."""
+        found, _ = self._forest.depths(blocks, self._owners.all)
+        return self._owners.together(found, blocks)
 
     def _tiers(self, facts: Facts, path: Sequence[Step], depth: int) -> dict[Tier, int]:
         if not any(facts.counts[1:]):

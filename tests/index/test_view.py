@@ -279,6 +279,8 @@ class Machine(RuleBasedStateMachine):
             depths = {worker: self.naive.depth(worker, asked)[0] for worker in WORKERS}
             reached = {worker: depth for worker, depth in depths.items() if depth}
             assert self.view.prefixes(asked) == reached
+            told = self.view.together(asked)
+            assert {one: depth for some, depth in told for one in some} == reached
 
     @invariant()
     def counts_and_holders_are_those_of_the_model(self) -> None:
