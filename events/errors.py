@@ -27,7 +27,7 @@ class BadFrames(EventsError):
 class Resync(EventsError):
     """The store stands elsewhere than we thought: read it again and continue from there."""
 
-    reason: str  # closed set: gap, epoch, repeat, lost, evicted, failed
+    reason: str  # closed set: gap, epoch, repeat, lost, evicted, failed, empty
 
     def __str__(self) -> str:
         return f"store stands elsewhere: {self.reason}"

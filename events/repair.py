@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 from kvplane.vocabulary import Worker
 
-from .errors import Mistaken
+from .errors import Mistaken, Resync
 from .frames import Frame
 from .metrics import EventsMetrics
 from .places import Place
@@ -29,6 +29,7 @@ from .topics import Match, NoPort, Other, Unsure, judge_topic
 from .writer import Writer
 
 log = logging.getLogger(__name__)
+EMPTY = 3  # looks at an engine that says what its replay does not know
 ODD = 3  # live batches that the replay's engine cannot have said, until it is another one's
 
 
@@ -49,6 +50,7 @@ class Repair:
         self._telling, self._metrics, self._settings = telling, metrics, settings
         self._topic = ""  # the last one that was taken
         self._odd = 0  # batches of this connection that replay contradicts
+        self._empty = 0  # first batches of this connection that replay does not know
         self._named = False  # a topic named this worker: others on its socket do not darken it
 
     async def live(self, frame: Frame, fresh: bool = False) -> None:
@@ -72,7 +74,7 @@ class Repair:
             await self._rebuild()
             verdict = judge(writer.last, frame.sequence)
         if isinstance(verdict, Gap):
-            if not await self._close(verdict, frame):
+            if not await self._close(verdict, frame, fresh):
                 self._metrics.repeats.inc()
                 self._contradicted(fresh)
                 return
@@ -92,7 +94,7 @@ class Repair:
         writer, asks = self._writer, self._replays.endpoint is not None
         if fresh:
             self._topic, self._named, self._telling.stream.mistaken = "", False, ""
-            self._odd = 0
+            self._odd = self._empty = 0
         if self._telling.stream.mistaken:
             return  # nothing of it is taken anyway
         answered = True
@@ -192,7 +194,7 @@ class Repair:
             await self._take(answer.frames)
         return not self._replays.owed
 
-    async def _close(self, gap: Gap, frame: Frame) -> bool:
+    async def _close(self, gap: Gap, frame: Frame, fresh: bool) -> bool:
         """Ask once for what is missing before a batch; false: the batch is of another life.
 
         The answer is newer. Where it ends before the batch, that is a leftover of an earlier life,
@@ -213,11 +215,26 @@ class Repair:
             if await self._take(answer.frames):
                 self._metrics.gaps.labels("closed").inc()
             return not answer.ended or answer.frames[-1].sequence >= frame.sequence
-        life = Life.NEW if writer.last is None else (await self._life())[0]
-        if life is Life.NEW and writer.last is not None:
+        if writer.last is None:
+            return self._keeps_nothing(fresh)
+        life = (await self._life())[0]
+        if life is Life.NEW:
             await writer.begin_life("digest")
             await self._rebuild()
         return life is not Life.SAME
+
+    def _keeps_nothing(self, fresh: bool) -> bool:
+        """The first batch of a life, and replay has none at all: is it this engine's?
+
+        An ingest that lags hears the last words of an engine when another ingest has begun its next
+        life already. They are left out where they came by an earlier connection. What is `fresh`
+        may be so only because its end was not heard of yet: we look again a few times. Who says
+        more even then keeps nothing for replay.
+        """
+        self._empty += fresh
+        if fresh and self._empty <= EMPTY:
+            raise Resync("empty")
+        return fresh
 
     async def _take(self, answer: Sequence[Frame], rounds: int | None = None) -> bool:
         """Replayed batches in order; false where some before or between are lost.

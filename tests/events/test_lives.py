@@ -16,7 +16,7 @@ from kit.wait import until
 
 from kvplane.events import DIALECTS, AllCleared, State
 from kvplane.index import MemoryStore, chain, rank
-from kvplane.vocabulary import Generation, Knowledge, Namespace
+from kvplane.vocabulary import Epoch, Generation, Knowledge, Namespace
 
 CALM = replace(QUICK, settle_s=60.0, idle_check_s=60.0)  # no questions but those that must be
 
@@ -347,3 +347,43 @@ async def test_a_web_server_on_the_event_port_is_named_and_not_hammered() -> Non
         await until(lambda: taken >= 4)
         lasted = asyncio.get_running_loop().time() - begun
         assert taken / lasted < 30, "a busy loop"
+
+
+async def test_last_words_of_an_engine_are_not_the_next_one_s() -> None:
+    """Another ingest has begun the next life, while this one has still to hear the end of the last:
+    replay is the new engine's already, the connection is not."""
+    async with Publisher() as old, following(old, settings=CALM) as followed:
+        await followed.knows(Knowledge.EXACT)
+        await old.listened()
+        await send(old, *range(4))
+        await followed.at(3)
+        old.buffer.clear()  # whoever asks now asks the new engine
+        await followed.store.begin_life(WORKER, Epoch(1))
+
+        async def noticed() -> bool:  # said before it died, heard only now
+            await old.publish(payload(store(old.sequence)), kept=False)
+            await asyncio.sleep(0.02)
+            return followed.count("resyncs_total", reason="empty") >= 1
+
+        await until(noticed)
+        assert held(followed, *range(old.sequence)) == []
+        position = await followed.store.position(WORKER)
+        assert position is not None and (position.epoch, position.last) == (2, None)
+
+
+async def test_an_engine_that_keeps_nothing_for_replay_is_followed_from_where_it_is() -> None:
+    async with Publisher() as publisher, following(publisher, settings=CALM) as followed:
+        await followed.knows(Knowledge.EXACT)
+        await publisher.listened()
+        publisher.sequence = 50  # it spoke before we came
+
+        async def heard() -> bool:
+            await publisher.publish(payload(store(publisher.sequence)), kept=False)
+            await asyncio.sleep(0.02)
+            return followed.subscriber.sequence is not None
+
+        await until(heard)
+        await followed.at(publisher.sequence - 1)
+        assert followed.count("resyncs_total", reason="empty") == 3
+        assert held(followed, publisher.sequence - 1) == [publisher.sequence - 1]
+        assert followed.believed()[0] is Knowledge.PARTIAL
