@@ -54,11 +54,14 @@ def take_turns(
 def _fresh(job: str, engine: str, spec: Spec, queries: int) -> dict[str, Any]:
     python = os.environ["DYNAMO_PY"] if engine == PEER else sys.executable
     told = {"job": job, "engine": engine, "spec": asdict(spec), "queries": queries}
-    ran = subprocess.run(
-        [python, "-m", "bench.index_process", json.dumps(told)],
-        capture_output=True, text=True, timeout=MOST_S, cwd=ROOT,
-        env={**os.environ, "DYN_LOG": "error"},
-    )  # fmt: skip
+    try:
+        ran = subprocess.run(
+            [python, "-m", "bench.index_process", json.dumps(told)],
+            capture_output=True, text=True, timeout=MOST_S, cwd=ROOT,
+            env={**os.environ, "DYN_LOG": "error"},
+        )  # fmt: skip
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise Failed(f"{error}") from error
     if ran.returncode != 0:
         raise Failed((ran.stderr.strip().splitlines() or [f"status {ran.returncode}"])[-1])
     found: dict[str, Any] = json.loads(ran.stdout.strip().splitlines()[-1])
