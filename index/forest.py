@@ -142,22 +142,24 @@ class Forest:
                 near, taken = run.stretch(blocks, at, near)
                 bits |= ((1 << taken) - 1) << near
                 at += taken
-            first = (bits & -bits).bit_length() - 1
-            if bits >> first == (1 << len(run.blocks) - first) - 1 and run.only(slot, self.alive):
-                gone += self._shorten(run, first)
+            first, last = (bits & -bits).bit_length() - 1, bits.bit_length()
+            at_an_end = not first or last == len(run.blocks)
+            if at_an_end and bits.bit_count() == last - first and run.only(slot, self.alive):
+                gone += self._shorten(run, first, last)
             else:
                 gone += self._unmark(run, slot, bits)
         return gone
 
-    def _shorten(self, run: Run, length: int) -> int:
-        """Throw away the end of a run that one slot alone holds, as engines mostly evict."""
-        where, lost = self.where, run.blocks[length:]
+    def _shorten(self, run: Run, first: int, last: int) -> int:
+        """Throw away an end of a run that one slot alone holds, as engines mostly evict."""
+        where, lost = self.where, run.blocks[first:last]
         for block in lost:
             del where[block >> SHIFT][block & LOW]
-        if length:
-            del run.blocks[length:]
-        else:
+        if len(lost) == len(run.blocks):
             del self._runs[run.number]
+        elif not first:
+            run.parent = lost[-1]
+        del run.blocks[first:last]
         return len(lost)
 
     def _unmark(self, run: Run, slot: Slot, bits: int) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import logging
 import random
 import time
@@ -15,6 +16,15 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from typing import Protocol
 
 log = logging.getLogger(__name__)
+
+
+def spare_garbage_looks() -> None:
+    """What was loaded until now is not looked through for garbage any more, as it stays anyway.
+
+    A full look at all that a command imports takes 0.1 to 0.2 s, and nobody is served meanwhile.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 class Clock(Protocol):

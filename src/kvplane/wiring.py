@@ -102,9 +102,10 @@ def _sentence(told: Settings, error: BaseException) -> str | None:
 
 
 async def _serve(part: Part) -> int:
-    from kvplane.runtime import running
+    from kvplane.runtime import running, spare_garbage_looks
 
     async with _signals() as told_to_stop, running([part]):
+        spare_garbage_looks()
         await told_to_stop.wait()
     return 0
 
