@@ -21,6 +21,7 @@ from pathlib import Path
 from bench.index_adapter import EPOCH, Index
 from bench.timing import Row
 from bench.workload import Spec, Workload
+from kvplane.runtime import spare_garbage_looks
 from kvplane.vocabulary import Cleared, ClearReason, Epoch, Pod, Worker
 
 SPEC = Spec(64, 512, 5_000_000, churn=0.1)
@@ -81,7 +82,7 @@ def measure(spec: Spec) -> list[tuple[str, str, float]]:
     index, load = Index(spec.pods, 16), Workload(spec)
     applied, swept = Steps("apply"), Steps("sweep")
     empty, full = Steps("collection, empty"), Steps("collection, full")
-    gc.collect()
+    spare_garbage_looks()  # as the command does
     empty.time(gc.collect)
     came = Collections()
     gc.callbacks.append(came)
