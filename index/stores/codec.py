@@ -60,30 +60,56 @@ def _plain(change: Change) -> list[Any]:
     return ["k", change.state, change.reason, change.since, change.by]
 
 
+class _Stored(msgspec.Struct, array_like=True, tag="s", frozen=True):
+    tier: Tier
+    parent: int | None
+    blocks: bytes
+    size: int
+    group: tuple[int, GroupKind, int, int] | None
+
+    def change(self, worker: Worker, epoch: Epoch) -> Change:
+        group = None if self.group is None else Group(*self.group)
+        above = None if self.parent is None else BlockHash(self.parent)
+        blocks = unpack_blocks(self.blocks)
+        return Stored(worker, epoch, self.tier, above, blocks, self.size, group)
+
+
+class _Removed(msgspec.Struct, array_like=True, tag="r", frozen=True):
+    tier: Tier
+    blocks: bytes
+    group: int | None
+
+    def change(self, worker: Worker, epoch: Epoch) -> Change:
+        return Removed(worker, epoch, self.tier, unpack_blocks(self.blocks), self.group)
+
+
+class _Cleared(msgspec.Struct, array_like=True, tag="c", frozen=True):
+    reason: ClearReason
+    tier: Tier | None
+
+    def change(self, worker: Worker, epoch: Epoch) -> Change:
+        return Cleared(worker, epoch, self.reason, self.tier)
+
+
+class _Known(msgspec.Struct, array_like=True, tag="k", frozen=True):
+    state: Knowledge
+    reason: str
+    since: float
+    by: str
+
+    def change(self, worker: Worker, epoch: Epoch) -> Change:
+        return Known(worker, epoch, self.state, self.reason, self.since, self.by)
+
+
+_CHANGES = msgspec.msgpack.Decoder(list[_Stored | _Removed | _Cleared | _Known])
+
+
 def decode(data: bytes, worker: Worker, epoch: Epoch) -> tuple[Change, ...]:
     """The reverse of encode; raises ValueError for what is no list of changes."""
     try:
-        plain = msgspec.msgpack.decode(data, type=list[list[Any]])
-        return tuple(_change(worker, epoch, *fields) for fields in plain)
-    except (msgspec.MsgspecError, TypeError, struct.error) as error:
+        return tuple([one.change(worker, epoch) for one in _CHANGES.decode(data)])
+    except (msgspec.MsgspecError, struct.error) as error:
         raise ValueError(f"changes of {worker}: {error}") from None
-
-
-def _change(worker: Worker, epoch: Epoch, kind: str, *rest: Any) -> Change:
-    if kind == "s":
-        tier, parent, blocks, size, of = rest
-        group = None if of is None else Group(of[0], GroupKind(of[1]), *of[2:])
-        return Stored(worker, epoch, Tier(tier), parent, unpack_blocks(blocks), size, group)
-    if kind == "r":
-        tier, blocks, number = rest
-        return Removed(worker, epoch, Tier(tier), unpack_blocks(blocks), number)
-    if kind == "c":
-        reason, tier = rest
-        return Cleared(worker, epoch, ClearReason(reason), None if tier is None else Tier(tier))
-    if kind == "k":
-        state, reason, since, by = rest
-        return Known(worker, epoch, Knowledge(state), reason, since, by)
-    raise ValueError(f"change of kind {kind!r}: this program knows s, r, c, k")
 
 
 def pack_blocks(blocks: Sequence[int]) -> bytes:
