@@ -1,10 +1,10 @@
-"""Pulse: when do all streams of a process look at their sockets again?
+"""Pulse: when is what streams say written?
 
-Edge: one timer for all. Each wake of the loop costs more than what one batch brings (65 us against
-some 20, measured), so streams that are busy wake together, and what they write goes to the store
-together (index/stores/lane.py). Beats are so far apart from begin to begin: who worked for longer
-goes on at once, and so does the first after a silence. Used by subscriber.py. Open it to change how
-waits are shared.
+Edge: one timer for all of a process. Each wake of the loop costs more than what one batch brings
+(65 us against some 20, measured), so streams that have heard something look once more together, and
+what they write goes to the store together (index/stores/lane.py). Beats are so far apart from begin
+to begin: who worked for longer goes on at once, and so does the first after a silence. Used by
+subscriber.py. Open it to change how waits are shared.
 
     a beat   |--every_s--|--every_s--|       who waits in between goes on with the next
                                              nobody waits: no beat, and the next wait is none

@@ -29,9 +29,7 @@ class EventsSettings:
     message_bytes: int = 64 << 20  # a longer message closes the connection; batches are kilobytes
     drain_batches: int = 1024  # taken off a socket before the loop looks around
     breath_s: float = 0.005  # of work, then others on the loop have their turn
-    linger_s: float = (
-        0.002  # between two looks at busy streams; a block alone costs 15 times as much
-    )
+    linger_s: float = 0.002  # between two beats of writing; a block alone costs 15 times as much
     apply_batches: int = 256  # engine batches in one store batch; bounds the work of one script
     apply_rows: int = (
         256  # rows that are not waited with any longer; beyond, a block costs the same

@@ -78,7 +78,6 @@ class Subscriber:
         self._looked = 0.0  # monotonic seconds of the last look at the store
         self._silence = Silence(self._settings)
         self._pulse = pulse or Pulse(self._settings.linger_s)
-        self._busy = False  # something came with the last beat
         self._samples: set[str] = set()  # why messages were no batches, each logged once
         self.last_event: float | None = None  # monotonic seconds
 
@@ -162,21 +161,13 @@ class Subscriber:
             await self._look_round(live, heard)
 
     async def _gather(self, live: Live) -> bool:
-        """What comes within a moment goes to the store as one; false: nothing came for long.
-
-        A stream that is busy is looked at with every beat of the pulse, one that is not is waited
-        for.
-        """
-        messages = await self._next_beat(live) if self._busy else []
-        self._busy = bool(messages)
-        if not messages:
-            messages = await live.receive(self._silence.look_s)
+        """What comes until the next beat goes to the store as one; false: nothing came for long."""
+        messages = await live.receive(self._silence.look_s)
         if not messages:
             return False
         await self._meet(live)  # first whose batches these are
         await self._hear(messages, live.fresh)
-        if self._writer.gathered and not self._busy:
-            self._busy = True
+        if self._writer.gathered:
             messages = await self._next_beat(live)
             await self._meet(live)
             await self._hear(messages, live.fresh)
