@@ -15,6 +15,7 @@ import struct
 import subprocess
 import sys
 import time
+from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Sequence
 from pathlib import Path
@@ -58,7 +59,7 @@ class Line:
         self._line.close()
 
 
-class Service:
+class Service(ABC):
     """A process that is told and asked. Subclasses say how it is started and spoken to."""
 
     name = ""
@@ -89,8 +90,9 @@ class Service:
             self.stop()
             raise
 
+    @abstractmethod
     def _command(self, port: int, ends: Sequence[str]) -> list[str]:
-        raise NotImplementedError
+        """What starts it on this port, listening to these engines."""
 
     def _wait(self, port: int) -> None:
         """Until every engine is heard and questions are answered."""
@@ -116,17 +118,17 @@ class Service:
         self._numbers[worker] += 1
         self._engines[worker].send_multipart([b"", number, payload])
 
+    @abstractmethod
     def by_tokens(self, tokens: array[int]) -> bytes:
         """A question as it goes over the wire."""
-        raise NotImplementedError
 
+    @abstractmethod
     def by_hash(self, tokens: array[int]) -> bytes:
         """The same, by block hashes."""
-        raise NotImplementedError
 
+    @abstractmethod
     def depths(self, answer: bytes) -> dict[int, int]:
         """Blocks by worker, of those that hold some."""
-        raise NotImplementedError
 
     def stop(self) -> None:
         """The process and its engines are gone."""
