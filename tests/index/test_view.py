@@ -408,6 +408,16 @@ def test_ordinals_are_reused_only_after_a_whole_sweep() -> None:
     assert (depth(view, A), depth(view, B)) == (5, 5)
 
 
+@pytest.mark.parametrize("left", [slice(2, 5), slice(0, 3)])
+def test_what_is_left_of_a_run_tells_the_block_before_it(left: slice) -> None:
+    view = View()
+    view.apply(stored(A, FIVE))
+    gone = tuple(block for block in FIVE if block not in FIVE[left])
+    view.apply(Removed(A, Epoch(1), Tier.GPU, gone))
+    (told,) = view.held(A)
+    assert told.blocks == FIVE[left] and told.parent == (FIVE[1] if left.start else None)
+
+
 def test_a_shared_system_prompt_is_one_run_that_all_hold_whole() -> None:
     view = View()
     system = blocks_of((0,) * 40)
