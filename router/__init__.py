@@ -9,6 +9,7 @@ from .admin_workers import WorkerDesk, worker_id
 from .api import Api
 from .breaker import Breakers
 from .choice import Choice, Chooser
+from .dashboard import dashboard_app
 from .diagnosis import report
 from .directories import Directories
 from .discovery import DISCOVERIES, Discovery, ProbeFailed, Static, Waiting, probe
@@ -72,6 +73,7 @@ __all__ = [
     "Waiting",
     "WorkerDesk",
     "admin_app",
+    "dashboard_app",
     "probe",
     "report",
     "worker_id",

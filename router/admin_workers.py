@@ -98,7 +98,7 @@ def worker_routes(gateway: Gateway, desk: WorkerDesk | None, declare: Declare | 
     """The routes, all behind the admin check."""
 
     def admin(request: Request) -> None:
-        _admit(request, gateway.settings.admin_key)
+        admit(request, gateway.settings.admin_key)
 
     router = APIRouter(tags=["workers"], dependencies=[Depends(admin)])
     _reading(router, gateway, desk)
@@ -162,7 +162,7 @@ def _writing(
         return _accepted(pod)
 
 
-def _admit(request: Request, key: str) -> None:
+def admit(request: Request, key: str) -> None:
     """Raises GatewayError 401 or 403."""
     given = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
     if key and _equal(given, key):

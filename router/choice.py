@@ -19,8 +19,8 @@ from .errors import GatewayError
 from .fleet import Fleet
 from .foretold import Depth, Foretold
 from .handoffs import HANDOFFS
-from .pairing import Compatible, NoPair, pair
-from .plans import Prompt
+from .pairing import Compatible, NoPair, Pair, pair
+from .plans import REASONS, Prompt
 from .policies import POLICIES, Candidate, Need
 from .request import Ask
 from .settings import RouterSettings
@@ -29,19 +29,6 @@ from .target import Target
 WORSE = list(Knowledge)  # worst last
 ASSUMED_BLOCK = 256  # tokens, where nobody tells a block size; few engines have larger ones
 MOST_RANKED = 64  # prompts of a list that are ranked; more change no choice and cost the loop
-REASONS = {  # of a Prompt without tokens, as x-kvplane-reason shows them
-    "no_tokenizer": "no tokenizer for this model at the gateway",
-    "broken_tokenizer": "the gateway cannot load this model's tokenizer",
-    "multimodal": "prompt holds more than text",
-    "embeddings": "prompt is embeddings",
-    "template": "the chat template refused the messages",
-    "unsupported_route": "prompts of this route are not tokenised",
-    "unsupported_member": "a member changes the prompt in a way only the engine knows",
-    "too_large": "prompt too long to be tokenised here",
-    "busy": "tokenising is overloaded",
-    "slow": "tokenising took too long",
-    "not_unicode": "prompt is no valid text",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +65,8 @@ class Ranked:
     depths: Mapping[Worker, Depth] = field(default_factory=dict)
 
 
+# Prefills and decodes, best first, and who would meet; None where one worker does both.
+Weighed = tuple[list[Candidate], list[Candidate], Pair | NoPair | None]
 Doubt = Callable[[Worker], tuple[Knowledge, str] | None]
 
 
@@ -106,23 +95,36 @@ class Chooser:
     ) -> Choice:
         """Raises GatewayError where nobody can serve."""
         self._turn += 1
-        prefills, decodes = self._selectable(ask.model)
-        unified = not decodes
-        tried = self._circuits(prefills, now, without)
-        ranked = self._rank(ask, prompt, tried)
-        need = Need(prompt.total, _key(ask), self._turn, self._chance)
-        policy = self._settings.prefill_policy
-        ordered = POLICIES[policy]([_candidate(target, ranked.depths) for target in tried], need)
-        if unified:
+        ranked, ordered, seconds = self._order(ask, prompt, now, without, self._turn)
+        if not seconds:
             return self._made(ask, None, ordered[0].target, ranked, prompt)
-        seconds = [Candidate(target) for target in self._circuits(decodes, now, without)]
-        met = pair(ordered, POLICIES[self._settings.decode_policy](seconds, need), self._compatible)
+        met = pair(ordered, seconds, self._compatible)
         if isinstance(met, NoPair):
             raise GatewayError(met.code, met.reason)
         if (engine := met.prefill.target.up.engine) not in HANDOFFS:
             known = ", ".join(sorted(HANDOFFS))
             raise GatewayError("no_compatible_pair", f"no hand-off for {engine}; known: {known}")
         return self._made(ask, met.prefill.target, met.decode.target, ranked, prompt)
+
+    def weigh(self, ask: Ask, prompt: Prompt, now: float) -> Weighed:
+        """What `choose` would go by now; takes nobody's turn. Raises GatewayError as it does."""
+        _, ordered, seconds = self._order(ask, prompt, now, (), self._turn + 1)
+        return ordered, seconds, pair(ordered, seconds, self._compatible) if seconds else None
+
+    def _order(
+        self, ask: Ask, prompt: Prompt, now: float, without: Collection[Worker], turn: int
+    ) -> tuple[Ranked, list[Candidate], list[Candidate]]:
+        """Prefills and decodes, best first; unified workers and nobody."""
+        prefills, decodes = self._selectable(ask.model)
+        tried = self._circuits(prefills, now, without)
+        ranked = self._rank(ask, prompt, tried)
+        need = Need(prompt.total, _key(ask), turn, self._chance)
+        policy = POLICIES[self._settings.prefill_policy]
+        ordered = policy([_candidate(target, ranked.depths) for target in tried], need)
+        if not decodes:
+            return ranked, ordered, []
+        seconds = [Candidate(target) for target in self._circuits(decodes, now, without)]
+        return ranked, ordered, POLICIES[self._settings.decode_policy](seconds, need)
 
     def _selectable(self, model: str) -> tuple[Sequence[Target], Sequence[Target]]:
         """Prefills and decodes, or unified workers and nobody. Raises where there are none."""

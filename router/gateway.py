@@ -26,7 +26,7 @@ from . import facts
 from .aftermath import Aftermath, Ended
 from .blame import LegFailed
 from .breaker import Breakers
-from .choice import Choice, Chooser
+from .choice import Choice, Chooser, Weighed
 from .closed_loop import ClosedLoop
 from .dispatch import Client, ClientGone
 from .errors import GatewayError
@@ -34,6 +34,7 @@ from .evidence import Ledger
 from .fleet import Fleet
 from .journey import Journey, Means
 from .legs import Legs
+from .legs_wire import Origin
 from .metrics import RouterMetrics
 from .prompts import Prompt, Prompts
 from .request import LONG_BYTES, Ask
@@ -120,6 +121,11 @@ class Gateway:
             guilty += again.without
             await self._pause(again.wait_s, client)
 
+    async def weigh(self, ask: Ask) -> tuple[Prompt, Weighed]:
+        """Whom this request would be given to now; nothing is sent or taken for it."""
+        prompt = await self._tokens(ask)
+        return prompt, self._chooser.weigh(ask, prompt, self.clock.now())
+
     # -- in order of use
 
     async def _tokens(self, ask: Ask) -> Prompt:
@@ -191,7 +197,8 @@ class Gateway:
         self.metrics.stage_s.labels(record.stage, record.outcome).observe(record.duration_s)
 
     def forget(self, pod: Pod) -> None:
-        """A pod left, or began a new life: nothing is held against it."""
+        """A pod left, or began a new life: nothing is held against it, nor kept open to it."""
+        self.legs.keep_only({Origin.parse(up.url) for up in self.fleet.pods()})
         self.breakers.forget(pod)
         self.loop.forget(pod)
 

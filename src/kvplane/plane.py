@@ -45,6 +45,7 @@ from kvplane.router import (
     RouterSettings,
     Static,
     admin_app,
+    dashboard_app,
 )
 from kvplane.runtime import SystemClock
 from kvplane.settings import Settings
@@ -90,15 +91,14 @@ class GatewayPlane(Composite):
         )
         changes = broadcast_of(self._told, store, self._clock, self._registry)
         index.router.routes.extend(routes(changes, "/index/snapshot"))
+        page = dashboard_app(gateway, static, follower.lag_ms)
         admin = admin_app(gateway, static, worker_from_table)
-        door = Switchboard(
-            {"/index": index, "/metrics": Metrics(self._registry), "": Api(gateway, admin)}
-        )
+        metered = Metrics(self._registry)
+        apps = {"/index": index, "/metrics": metered, "/dashboard": page}
+        door = Switchboard({**apps, "": Api(gateway, admin)})
         if self._told.values.get("prometheus_port") is not None:
-            aside = Metrics(self._registry)
-            await self.begin(
-                Server(aside, self._told["host"], self._told["prometheus_port"], "metrics")
-            )
+            where = self._told["host"], self._told["prometheus_port"]
+            await self.begin(Server(metered, *where, "metrics"))
         await self.begin(Server(door, self._told["host"], self._port, "gateway"), changes)
         _tell(self._workers, "every request is answered 503 until POST /workers adds one")
 
