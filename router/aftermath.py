@@ -2,7 +2,8 @@
 
 Edge: background tasks, bounded in number and time. gateway.py hands over each ended attempt;
 prefill's answer is read to its end (its cached tokens are booked against what the index foretold),
-then both engines are asked what they saw in the rooms, and the meeting is complete.
+then both engines are asked what they saw in the rooms, and the meeting is complete: of every
+attempt that failed, and of a few a second of the others; of the rest when somebody wants to see it.
 Open it to change what is collected. Nothing here is on the path of a request.
 """
 
@@ -19,12 +20,13 @@ from kvplane.runtime import cancel
 from kvplane.vocabulary import Room, Stage, StageRecord
 
 from .dispatch import Attempt, finish_prefill, settled
-from .evidence import Ledger, Meeting, stage_records
+from .evidence import Ledger, stage_records
 from .foretold import Foretold
 from .legs import Legs
 from .legs_errors import LegError
 from .legs_exchange import Bell
 from .legs_wire import Origin
+from .meeting import Leg, Meeting
 from .target import Target
 
 log = logging.getLogger(__name__)
@@ -35,6 +37,7 @@ MOST_BYTES = 256 * 1024  # of one engine's answer
 PREFILL_S = 10.0  # prefill has its answer ready when decode begins; more is a stuck engine
 COLLECT_S = 1.0  # over all tries of one room
 WAITS_S = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3)  # before each try: stages land just after the legs end
+ASKED_A_S = 5.0  # attempts that went well whose engines are asked at once: for the histograms
 TELLING = frozenset({"kvplane"})  # engines that have GET /rooms/{room}
 
 
@@ -64,13 +67,16 @@ class Aftermath:
         self._legs, self._ledger = legs, ledger
         self._on_cached, self._on_stage, self._on_dropped = on_cached, on_stage, on_dropped
         self._tasks: set[asyncio.Task[None]] = set()
+        self._asking: dict[Meeting, asyncio.Task[None]] = {}
+        self._sample = Sample(ASKED_A_S)
+        ledger.ask = self.ask
 
     async def start(self) -> None:
         """Nothing to prepare."""
 
     async def stop(self) -> None:
         """Give up what is under way."""
-        await cancel(*self._tasks)
+        await cancel(*self._tasks, *self._asking.values())
 
     @property
     def pending(self) -> int:
@@ -79,7 +85,9 @@ class Aftermath:
 
     def begin(self, ended: Ended) -> None:
         """Take over; returns at once. `ended.after` runs on every path."""
-        if settled(ended.attempt) and not _telling(ended):
+        ended.meeting.sides = tuple(_telling(ended))
+        ended.meeting.silent = _silent(ended)
+        if settled(ended.attempt) and not self._at_once(ended.meeting):
             self._cached(ended)
             self._finish(ended)
             return
@@ -100,7 +108,22 @@ class Aftermath:
         for give_back in ended.after:
             give_back()
         ended.after.clear()
-        ended.meeting.collected.set()
+        ended.meeting.legs = _legs(ended.attempt)
+        ended.meeting.collected |= not ended.meeting.sides
+
+    def _at_once(self, meeting: Meeting) -> bool:
+        """Are its engines to be asked now?"""
+        if not meeting.sides:
+            return False
+        return meeting.outcome == "failed" or self._sample.take(self._ledger.now)
+
+    async def ask(self, meeting: Meeting) -> None:
+        """Ask its engines what they saw, for somebody who wants to see it; once at a time."""
+        task = self._asking.get(meeting)
+        if task is None:
+            task = self._asking[meeting] = asyncio.create_task(self._collect(meeting))
+            task.add_done_callback(lambda _: self._asking.pop(meeting, None))
+        await asyncio.shield(task)
 
     async def _run(self, ended: Ended) -> None:
         meeting = ended.meeting
@@ -110,26 +133,28 @@ class Aftermath:
                 give_back()
             ended.after.clear()
             self._cached(ended)
-            if telling := _telling(ended):
-                await self._collect(meeting, telling)
+            if meeting.sides:
+                await self.ask(meeting)
         except Exception:
             log.exception("aftermath failed request=%s action=drop", meeting.request_id)
         finally:
             self._finish(ended)
 
-    async def _collect(self, meeting: Meeting, sides: list[Target]) -> None:
+    async def _collect(self, meeting: Meeting) -> None:
         """Ask until every engine told its stages, for at most COLLECT_S."""
         try:
             async with asyncio.timeout(COLLECT_S):
                 for room in meeting.rooms[:MOST_ROOMS]:
                     for wait_s in WAITS_S:
                         await asyncio.sleep(wait_s)
-                        for target in sides:
+                        for target in meeting.sides:
                             await self._ask(room, target)
-                        if self._whole(meeting, room):
+                        if self._whole(meeting, room) or meeting.outcome == "open":
                             break
+            meeting.collected |= meeting.outcome != "open"
         except TimeoutError:
             log.debug("evidence incomplete request=%s", meeting.request_id)
+            meeting.collected |= meeting.outcome != "open"
 
     def _whole(self, meeting: Meeting, room: Room) -> bool:
         """Nothing more will come: the last stage is there, or the one that failed."""
@@ -157,3 +182,33 @@ def _telling(ended: Ended) -> list[Target]:
     if not ended.meeting.rooms:
         return []
     return [target for target in ended.sides if target.up.engine in TELLING]
+
+
+def _silent(ended: Ended) -> tuple[str, ...]:
+    """The makers of its engines that tell no stages."""
+    makers = {target.up.engine for target in ended.sides} - TELLING
+    return tuple(sorted(makers))
+
+
+def _legs(attempt: Attempt) -> dict[str, Leg]:
+    """What of both legs could be seen from here."""
+    both = (("prefill", attempt.prefill), ("decode", attempt.decode))
+    return {
+        side: Leg(leg.status, leg.received_bytes, leg.complete, leg.error.detail if leg.error else "")
+        for side, leg in both
+        if leg is not None
+    }
+
+
+class Sample:
+    """Says yes so many times a second, evenly; what was not used is not saved up."""
+
+    def __init__(self, a_second: float) -> None:
+        self._apart_s, self._next = 1.0 / a_second, 0.0
+
+    def take(self, now: float) -> bool:
+        """Is this one of them?"""
+        if now < self._next:
+            return False
+        self._next = now + self._apart_s
+        return True

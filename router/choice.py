@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from kvplane.index import View, chain, rank
-from kvplane.vocabulary import Epoch, Knowledge, Namespace, PrefixChain, Role, Worker
+from kvplane.vocabulary import Epoch, Knowledge, Namespace, PrefixChain, Role, Stage, Worker
 
 from .breaker import Breakers
 from .errors import GatewayError
@@ -68,6 +68,11 @@ class Ranked:
 # Prefills and decodes, best first, and who would meet; None where one worker does both.
 Weighed = tuple[list[Candidate], list[Candidate], Pair | NoPair | None]
 Doubt = Callable[[Worker], tuple[Knowledge, str] | None]
+Begin = Callable[[Stage], None]
+
+
+def _unheard(stage: Stage) -> None:
+    """Nobody wants to know when a stage begins."""
 
 
 class Chooser:
@@ -91,11 +96,16 @@ class Chooser:
         self._turn, self._chain = 0, chain
 
     def choose(
-        self, ask: Ask, prompt: Prompt, now: float, without: Collection[Worker] = ()
+        self,
+        ask: Ask,
+        prompt: Prompt,
+        now: float,
+        without: Collection[Worker] = (),
+        begin: Begin = _unheard,
     ) -> Choice:
-        """Raises GatewayError where nobody can serve."""
+        """Raises GatewayError where nobody can serve. `begin` is told as each stage begins."""
         self._turn += 1
-        ranked, ordered, seconds = self._order(ask, prompt, now, without, self._turn)
+        ranked, ordered, seconds = self._order(ask, prompt, now, without, self._turn, begin)
         if not seconds:
             return self._made(ask, None, ordered[0].target, ranked, prompt)
         met = pair(ordered, seconds, self._compatible)
@@ -112,12 +122,22 @@ class Chooser:
         return ordered, seconds, pair(ordered, seconds, self._compatible) if seconds else None
 
     def _order(
-        self, ask: Ask, prompt: Prompt, now: float, without: Collection[Worker], turn: int
+        self,
+        ask: Ask,
+        prompt: Prompt,
+        now: float,
+        without: Collection[Worker],
+        turn: int,
+        begin: Begin = _unheard,
     ) -> tuple[Ranked, list[Candidate], list[Candidate]]:
         """Prefills and decodes, best first; unified workers and nobody."""
+        begin(Stage.POOL)
         prefills, decodes = self._selectable(ask.model)
+        begin(Stage.AVAILABILITY)
         tried = self._circuits(prefills, now, without)
+        begin(Stage.POLICY_INPUT)
         ranked = self._rank(ask, prompt, tried)
+        begin(Stage.PAIR)
         need = Need(prompt.total, _key(ask), turn, self._chance)
         policy = POLICIES[self._settings.prefill_policy]
         ordered = policy([_candidate(target, ranked.depths) for target in tried], need)
@@ -153,6 +173,7 @@ class Chooser:
                 f"no_{side}_available",
                 f"every {role} worker failed too often lately; the next is tried in {wait:.0f} s",
                 retry_after=f"{max(1, round(wait))}",
+                at=Stage.AVAILABILITY,
             )
         return [t for t in closed if t.worker not in without] or closed
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from kvplane.vocabulary import Stage
+from kvplane.vocabulary import MEETING, Stage
 
 # code -> status, type. Codes of OpenAI keep OpenAI's status.
 CODES: dict[str, tuple[int, str]] = {
@@ -26,7 +26,9 @@ CODES: dict[str, tuple[int, str]] = {
     "request_timeout": (408, "invalid_request_error"),
     "payload_too_large": (413, "invalid_request_error"),
     "overloaded": (429, "rate_limit_error"),
+    "rate_limit_exceeded": (429, "rate_limit_error"),
     "internal_error": (500, "server_error"),
+    "unsupported_route": (501, "invalid_request_error"),
     "prefill_failed": (502, "server_error"),
     "decode_failed": (502, "server_error"),
     "transfer_failed": (502, "server_error"),
@@ -51,6 +53,7 @@ class GatewayError(Exception):
     raw: bytes | None = None  # an engine's own answer, passed on as it is
     raw_type: bytes = b"application/json"
     headers: list[tuple[bytes, bytes]] = field(default_factory=list)
+    at: Stage | None = None  # which stage of the gateway's own it ends; for the ledger
 
     def __post_init__(self) -> None:
         usual, self.type = CODES.get(self.code, (500, "server_error"))
@@ -94,7 +97,7 @@ def invalid(param: str, message: str) -> GatewayError:
     return GatewayError("invalid_request", message, param)
 
 
-STAGES = frozenset(stage.value for stage in Stage)
+STAGES = frozenset(stage.value for stage in MEETING)  # what an engine can fail in
 
 
 def engine_said(body: bytes) -> tuple[str, str | None]:

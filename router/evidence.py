@@ -1,11 +1,12 @@
 """Evidence: what happened in each room, stage by stage, and why this pair met there.
 
-Edge: a bounded ring in memory, and readers who wait a moment for what is still being collected.
-gateway.py opens and closes meetings, aftermath.py brings the engines' stages, admin.py and
-diagnosis.py read. Open it to change what is remembered of a request.
+Edge: a bounded ring in memory, and readers who wait a moment for what the engines have to tell.
+gateway.py opens and closes meetings (meeting.py), aftermath.py asks the engines, admin_evidence.py
+and diagnosis.py read. Open it to change what is remembered of a request.
 
     meeting (one attempt) --- room 71 --- register resolve-topology ... consume
                           \\-- room 12 --- one room per prompt and sample
+    refused (nobody was chosen) --- a small ring of its own: a flood of them pushes out no room
 """
 
 from __future__ import annotations
@@ -13,65 +14,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
 from kvplane.runtime import Clock
-from kvplane.vocabulary import Room, Stage, StageRecord
+from kvplane.vocabulary import MEETING, Room, Stage, StageRecord
 
-ORDER = {stage: number for number, stage in enumerate(Stage)}
+from .errors import GatewayError
+from .meeting import Meeting, Trail
+
+__all__ = ["Ledger", "Meeting", "stage_records"]
+
 MOST_STAGES = 64  # records per room: ranks x stages of two engines, and no more
-
-
-@dataclass(eq=False)
-class Meeting:
-    """One attempt: its rooms, its pair, what was expected and what came of it."""
-
-    request_id: str
-    attempt: int  # from 1
-    path: str
-    model: str
-    rooms: tuple[Room, ...]  # empty with a unified worker
-    prefill: dict[str, Any] | None  # worker, url, epoch; later status
-    decode: dict[str, Any]
-    why: dict[str, Any]  # depth, load, policy, knowledge, candidates
-    predicted_tokens: int | None = None  # cached tokens the index foretold; None = not known
-    actual_tokens: int | None = None  # as prefill told; None = it did not
-    triple: dict[str, Any] | None = None
-    outcome: str = "open"  # open | ok | failed | rejected | client_gone
-    error: dict[str, Any] | None = None
-    opened_at: float = 0.0  # wall clock
-    first_byte_s: float | None = None
-    duration_s: float | None = None
-    begun: float = 0.0
-    stages: dict[Room, list[StageRecord]] = field(default_factory=dict)
-    collected: asyncio.Event = field(default_factory=asyncio.Event)
-
-    def shown(self, room: Room | None = None) -> dict[str, Any]:
-        """As JSON; of one room, or of the attempt as a whole. Rooms are text: 64-bit numbers
-        break JavaScript."""
-        records = self.stages.get(room, []) if room is not None else []
-        found: dict[str, Any] = {"room": str(room)} if room is not None else {}
-        return found | {
-            "rooms": [str(one) for one in self.rooms],
-            "request_id": self.request_id,
-            "attempt": self.attempt,
-            "path": self.path,
-            "model": self.model,
-            "outcome": self.outcome,
-            "error": self.error,
-            "opened_at": self.opened_at,
-            "first_byte_s": self.first_byte_s,
-            "duration_s": self.duration_s,
-            "prefill": self.prefill,
-            "decode": self.decode,
-            "triple": self.triple,
-            "why": self.why,
-            "cached_tokens": {"predicted": self.predicted_tokens, "actual": self.actual_tokens},
-            "collected": self.collected.is_set(),
-            "stages": [_shown(record) for record in sorted(records, key=_order)],
-        }
+MOST_REFUSED = 1000  # attempts for which nobody was chosen
 
 
 class Ledger:
@@ -80,35 +35,69 @@ class Ledger:
     def __init__(self, clock: Clock, most: int = 10_000) -> None:
         self._clock, self._most = clock, most
         self._ring: deque[Meeting] = deque()
+        self._refused: deque[Meeting] = deque()
         self._weight = 0  # rooms in the ring; a meeting without rooms weighs one
         self._by_room: dict[Room, Meeting] = {}
         self._by_request: dict[str, list[Meeting]] = {}
+        self.ask: Callable[[Meeting], Awaitable[None]] | None = None  # its engines, for stages
+        self.on_close: list[Callable[[Meeting], None]] = []  # who wants to hear of every end
 
     def __len__(self) -> int:
         return len(self._ring)
+
+    @property
+    def now(self) -> float:
+        """By the clock of all meetings."""
+        return self._clock.now()
 
     @property
     def open_rooms(self) -> int:
         """Rooms whose meeting is not over."""
         return sum(len(m.rooms) for m in self._ring if m.outcome == "open")
 
-    def open(self, meeting: Meeting) -> Meeting:
-        """A meeting begins; the oldest that are over make place."""
-        meeting.opened_at, meeting.begun = self._clock.wall(), self._clock.now()
+    def open(self, meeting: Meeting, trail: Trail | None = None) -> Meeting:
+        """A meeting begins, or began with its trail; the oldest that are over make place."""
+        self._begin(meeting, trail)
         self._ring.append(meeting)
         self._weight += max(1, len(meeting.rooms))
         for room in meeting.rooms:
             self._by_room[room] = meeting
-        self._by_request.setdefault(meeting.request_id, []).append(meeting)
         while self._weight > self._most and len(self._ring) > 1:
             self._drop(self._ring.popleft())
         return meeting
+
+    def refuse(self, meeting: Meeting, trail: Trail, error: GatewayError) -> None:
+        """Nobody could be chosen: it ends in the stage the error names, or that is under way."""
+        at = Stage(error.stage) if error.stage is not None else error.at
+        if at is not None and trail.steps[-1:] and trail.steps[-1][0] is not at:
+            trail.begin(at)
+        self._begin(meeting, trail)
+        meeting.attempt = len(self._by_request[meeting.request_id])
+        self._refused.append(meeting)
+        while len(self._refused) > MOST_REFUSED:
+            self._unname(self._refused.popleft())
+        outcome = "rejected" if error.status < 500 else "failed"
+        self.close(meeting, outcome, error.shape()["error"])
+
+    def _begin(self, meeting: Meeting, trail: Trail | None) -> None:
+        now = meeting.begun = self._clock.now()
+        if trail is not None and trail.steps:
+            meeting.trail, meeting.begun = trail.steps, trail.steps[0][1]
+        meeting.opened_at = self._clock.wall() - (now - meeting.begun)
+        same = self._by_request.get(meeting.request_id)
+        if same is None:
+            self._by_request[meeting.request_id] = [meeting]
+        else:
+            same.append(meeting)
 
     def _drop(self, meeting: Meeting) -> None:
         self._weight -= max(1, len(meeting.rooms))
         for room in meeting.rooms:
             if self._by_room.get(room) is meeting:
                 del self._by_room[room]
+        self._unname(meeting)
+
+    def _unname(self, meeting: Meeting) -> None:
         same = self._by_request[meeting.request_id]
         same.remove(meeting)
         if not same:
@@ -127,63 +116,91 @@ class Ledger:
 
     def first_byte(self, meeting: Meeting) -> None:
         """The answer began to leave."""
-        meeting.first_byte_s = round(self._clock.now() - meeting.begun, 6)
+        now = meeting.first_byte = self._clock.now()
+        meeting.trail.append((Stage.END, now))
 
     def close(self, meeting: Meeting, outcome: str, error: dict[str, Any] | None = None) -> None:
         """The legs ended. The first word stands."""
         if meeting.outcome == "open":
             meeting.outcome, meeting.error = outcome, error
-            meeting.duration_s = round(self._clock.now() - meeting.begun, 6)
+            meeting.ended = self._clock.now()
+            for hear in self.on_close:
+                hear(meeting)
 
     # -- readers
 
     def room(self, room: Room) -> dict[str, Any] | None:
         """Evidence of one room, None where it is not (or no longer) known."""
         meeting = self._by_room.get(room)
-        return meeting.shown(room) if meeting is not None else None
+        return meeting.shown(room, self.now) if meeting is not None else None
 
     async def settled(self, room: Room, deadline_s: float) -> dict[str, Any] | None:
-        """The same, after waiting a moment for the engines' stages."""
+        """The same, after the engines were asked for their stages, for a moment at most."""
         meeting = self._by_room.get(room)
-        if meeting is not None and meeting.outcome != "open":
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(deadline_s):
-                    await meeting.collected.wait()
+        await self._settle([] if meeting is None else [meeting], deadline_s)
         return self.room(room)
 
-    def meetings(self, limit: int = 100, failed: bool | None = None) -> list[Meeting]:
-        """Newest first; only those that failed (or did not), where asked."""
+    async def _settle(self, meetings: Iterable[Meeting], deadline_s: float) -> None:
+        asked = [meeting for meeting in meetings if meeting.rooms and not meeting.collected]
+        if self.ask is not None and asked:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(deadline_s):
+                    await asyncio.gather(*map(self.ask, asked))
+
+    def meetings(
+        self, limit: int = 100, failed: bool | None = None, since: float | None = None
+    ) -> list[Meeting]:
+        """Newest first; only those that failed (or did not), or began `since`, where asked."""
         found: list[Meeting] = []
         for meeting in reversed(self._ring):
-            if len(found) >= limit:
+            if len(found) >= limit or (since is not None and meeting.begun < since):
                 break
             if failed is None or failed is (meeting.outcome == "failed"):
                 found.append(meeting)
         return found
 
+    def refusals(self, limit: int = 100, since: float = 0.0) -> Iterator[Meeting]:
+        """Attempts for which nobody was chosen, newest first."""
+        for meeting, _ in zip(reversed(self._refused), range(limit), strict=False):
+            if meeting.begun < since:
+                return
+            yield meeting
+
     def rooms(self, limit: int = 100, failed: bool | None = None) -> list[dict[str, Any]]:
         """Evidence of the newest rooms."""
-        each = (m.shown(room) for m in self.meetings(limit, failed) for room in m.rooms)
+        now = self.now
+        each = (m.shown(room, now) for m in self.meetings(limit, failed) for room in m.rooms)
         return [found for found, _ in zip(each, range(limit), strict=False)]
 
     def request(self, request_id: str) -> dict[str, Any] | None:
-        """All attempts of one request, with each room's stages."""
+        """All attempts of one request, with each room's stages; those of none are under ""."""
         meetings = self._by_request.get(request_id)
         if not meetings:
             return None
-        attempts = [
-            meeting.shown()
-            | {"stages": {str(r): meeting.shown(r)["stages"] for r in meeting.rooms}}
-            for meeting in meetings
-        ]
-        last = meetings[-1]
-        return {"request_id": request_id, "outcome": last.outcome, "attempts": attempts}
+        now = self.now
+        attempts = []
+        for meeting in meetings:
+            stages = {str(room): list(meeting.timeline(room, now)) for room in meeting.rooms}
+            bare = stages or {"": list(meeting.timeline(None, now))}
+            attempts.append(meeting.shown(None, now) | {"stages": bare})
+        outcome = meetings[-1].outcome
+        return {"request_id": request_id, "outcome": outcome, "attempts": attempts}
+
+    async def settled_request(self, request_id: str, deadline_s: float) -> dict[str, Any] | None:
+        """The same, after the engines of its attempts were asked."""
+        await self._settle(self._by_request.get(request_id, []), deadline_s)
+        return self.request(request_id)
+
+
+TOLD = frozenset(stage.value for stage in MEETING)
 
 
 def stage_records(room: Room, told: object, by: str) -> Iterable[StageRecord]:
-    """An engine's list of stages as records; what is no stage is left out."""
+    """An engine's list of stages as records; what is no stage of a meeting is left out."""
     for item in told if isinstance(told, list) else ():
         try:
+            if item["stage"] not in TOLD:
+                continue
             yield StageRecord(
                 room,
                 Stage(item["stage"]),
@@ -199,18 +216,3 @@ def stage_records(room: Room, told: object, by: str) -> Iterable[StageRecord]:
 
 def _same(one: StageRecord, other: StageRecord) -> bool:
     return (one.stage, one.by, one.at) == (other.stage, other.by, other.at)
-
-
-def _order(record: StageRecord) -> tuple[int, float]:
-    return ORDER[record.stage], record.at
-
-
-def _shown(record: StageRecord) -> dict[str, Any]:
-    return {
-        "stage": record.stage.value,
-        "outcome": record.outcome,
-        "duration_s": record.duration_s,
-        "detail": record.detail,
-        "by": record.by,
-        "at": record.at,
-    }

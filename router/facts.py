@@ -14,8 +14,8 @@ from kvplane.vocabulary import Binding, Epoch, Knowledge
 from .blame import Side
 from .choice import Choice
 from .errors import GatewayError
-from .evidence import Meeting
 from .fleet import Fleet
+from .meeting import Meeting
 from .plans import Prompt
 from .request import Ask
 from .target import Target
@@ -23,6 +23,7 @@ from .target import Target
 BOOTSTRAP_PORT = 8998  # SGLang's default, where neither flags nor the engine tell
 ANSWER_TOKENS = 128  # an answer's share of decode load where the client sets no limit
 CHARS_PER_TOKEN = 32  # no text worth tokenising has more on average
+TRACEPARENT_BYTES = 256  # of version 00: 55
 BYTES_PER_TOKEN = 4  # of a body, where its tokens are not known
 
 HeaderList = list[tuple[bytes, bytes]]
@@ -106,7 +107,14 @@ def meeting(ask: Ask, choice: Choice, bindings: Sequence[Binding], number: int) 
         why=_why(choice),
         predicted_tokens=choice.depth.predicted if choice.prompt_tokens else None,
         triple={"host": triple.host, "port": triple.port} if triple else None,
+        traceparent=_traceparent(ask),
     )
+
+
+def refused(ask: Ask) -> Meeting:
+    """The same of one for which nobody could be chosen."""
+    told = _traceparent(ask)
+    return Meeting(ask.request_id, 1, ask.path, ask.model, (), None, None, {}, traceparent=told)
 
 
 def _side(target: Target, epoch: Epoch | None) -> dict[str, Any]:
@@ -131,6 +139,14 @@ def _why(choice: Choice) -> dict[str, Any]:
         "knowledge": str(choice.knowledge),
         "reason": choice.reason,
     }
+
+
+def _traceparent(ask: Ask) -> str:
+    """As the client sent it, where it sent one that could be meant."""
+    for name, value in ask.headers:
+        if name == b"traceparent" and len(value) <= TRACEPARENT_BYTES:
+            return value.decode("latin-1")
+    return ""
 
 
 def _one_line(text: str) -> str:

@@ -1,8 +1,8 @@
 """Fleet: who can serve, and how much is each doing now?
 
-Pure: time is an argument. discovery/ says who comes and goes, traffic and probes say who is well,
-directories.py who can be found, the gateway books load; policies/ read the Targets. Open it to
-change who is selected from, and what is said where nobody can be.
+Pure: time is an argument. discovery/ says who comes and goes, traffic and then probes say who is
+well, directories.py who can be found, the gateway books load; policies/ read the Targets. Open it
+to change who is selected from, and what is said where nobody can be.
 
     pod (WorkerUp) --- dp rank 0 -> Target    each its own cache, load and circuit
                    \\-- dp rank 1 -> Target    health, draining and being found are the pod's
@@ -14,11 +14,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Protocol
 
-from kvplane.vocabulary import Pod, Role, Shape, Worker, WorkerUp
+from kvplane.vocabulary import Pod, Role, Shape, Stage, Worker, WorkerUp
 
 from .errors import GatewayError
 from .settings import FleetSettings
 from .target import Booking, Lost, Pulse, Target, beat
+
+
+Sides = tuple[tuple[Target, ...], tuple[Target, ...]]  # prefills (or unified), decodes (or none)
 
 
 class Waited(Protocol):
@@ -36,9 +39,12 @@ class Fleet:
     """All pods we were told of, in order of name."""
 
     def __init__(self, settings: FleetSettings | None = None) -> None:
-        self._settings = settings or FleetSettings()
+        self.settings = settings or FleetSettings()
         self._pods: dict[Pod, tuple[Target, ...]] = {}  # never empty
         self._chosen: dict[tuple[Role, str], tuple[Target, ...]] = {}  # selectable(), remembered
+        self._sides: dict[str, Sides] = {}  # sides(), remembered
+        self._turn = 0  # requests booked so far
+        self.ramping_until = 0.0  # after this nobody is new any more
         self.waiting: Callable[[], Iterable[Waited]] = tuple  # discovery's, where there is one
 
     # What discovery says --------------------------------------------------------------------
@@ -57,26 +63,49 @@ class Fleet:
             ranks = range(max(1, worker.dp_size))
             fresh = tuple(Target(Worker(worker.pod, rank), worker, pulse) for rank in ranks)
             self._pods = dict(sorted({**self._pods, worker.pod: fresh}.items()))
-        self._chosen.clear()
+            self._ramp(fresh, now)
+        self._changed()
 
     def down(self, pod: Pod) -> None:
         """A pod is gone; what is booked on it is released into nothing."""
         self._pods.pop(pod, None)
-        self._chosen.clear()
+        self._changed()
 
     def drain(self, pod: Pod, draining: bool = True) -> None:
         """Take no new requests there (or again); running ones finish."""
         for target in self._pods.get(pod, ()):
             target.pulse.draining = draining
-        self._chosen.clear()
+        self._changed()
 
     def mark_health(self, pod: Pod, ok: bool, now: float, reason: str = "") -> bool:
         """One sign of life or of trouble. True where the pod's health changed by it."""
         targets = self._pods.get(pod)
-        if targets is None or not beat(targets[0].pulse, ok, now, reason, self._settings):
+        if targets is None or not beat(targets[0].pulse, ok, now, reason, self.settings):
             return False
-        self._chosen.clear()
+        if ok:
+            self._ramp(targets, now)
+        self._changed()
         return True
+
+    def answered(self, target: Target, now: float) -> None:
+        """An answer began there: traffic says that it works, whatever a probe said before."""
+        target.signs += 1
+        if (target.pulse.streak < 0 or not target.pulse.healthy) and self._has(target):
+            self.mark_health(target.worker.pod, True, now)
+
+    def refused(self, target: Target, now: float, reason: str) -> bool:
+        """Nobody listens there, traffic says. True where its health changed by it; the last one of
+        its kind is not given up for it: a probe must say so too."""
+        pod = target.worker.pod
+        others = self.selectable(target.role, target.model)
+        if not self._has(target) or all(other.worker.pod == pod for other in others):
+            return False
+        return self.mark_health(pod, False, now, reason)
+
+    def returned(self, worker: Worker, now: float) -> None:
+        """Its circuit closed: it takes load gradually."""
+        if (target := self.target(worker)) is not None:
+            self._ramp((target,), now)
 
     def mark_lost(self, pod: Pod, lost: Lost) -> bool:
         """No decode could find it: no new requests. True where that is news."""
@@ -84,7 +113,7 @@ class Fleet:
         if targets is None:
             return False
         before, targets[0].pulse.lost = targets[0].pulse.lost, lost
-        self._chosen.clear()
+        self._changed()
         return before != lost
 
     def mark_found(self, pod: Pod, shape: Shape) -> bool:
@@ -95,7 +124,7 @@ class Fleet:
         before, targets[0].pulse.lost = targets[0].pulse.lost, None
         for target in targets:
             target.up = replace(target.up, shape=shape)
-        self._chosen.clear()
+        self._changed()
         return before is not None
 
     # What the gateway asks ------------------------------------------------------------------
@@ -130,6 +159,16 @@ class Fleet:
                 self._chosen[role, model] = found
         return found
 
+    def sides(self, model: str = "") -> Sides:
+        """Prefills and decodes that may serve this model now, or unified workers and nobody.
+        Raises GatewayError where there are none."""
+        found = self._sides.get(model)
+        if found is None:
+            found = self._find_sides(model)
+            if len(self._sides) < 1024:
+                self._sides[model] = found
+        return found
+
     def lack(self, role: Role, model: str = "") -> GatewayError | None:
         """Why nobody can be selected, as the client is told; None where somebody can."""
         models = self.models()
@@ -147,14 +186,44 @@ class Fleet:
         lost = [t.pulse.lost.stage for t in wanted if t.pulse.lost is not None]
         stages = [*lost, *(one.stage for one in waiting if one.stage)]
         why = _why_none(role, wanted, waiting)
-        return GatewayError(code, why, stage=stages[0] if stages else None)
+        at = Stage.AVAILABILITY if wanted or waiting else Stage.POOL
+        return GatewayError(code, why, stage=stages[0] if stages else None, at=at)
 
     def book(self, worker: Worker, tokens: int) -> Booking:
         """Count load from now on. Raises KeyError where the worker is gone."""
         target = self.target(worker)
         if target is None:
             raise KeyError(f"worker {worker} left the fleet")
+        self._turn += 1
+        target.turn = self._turn
         return Booking(target, tokens)
+
+    def _find_sides(self, model: str) -> Sides:
+        prefills = self.selectable(Role.PREFILL, model)
+        decodes = self.selectable(Role.DECODE, model)
+        unified = self.selectable(Role.BOTH, model)
+        alone = not self.targets(Role.PREFILL) and not self.targets(Role.DECODE)
+        if (unified and not (prefills and decodes)) or (alone and self.targets(Role.BOTH)):
+            error = self.lack(Role.BOTH, model)
+        else:
+            error = self.lack(Role.PREFILL, model) or self.lack(Role.DECODE, model)
+        if error is not None:
+            raise error
+        return (prefills, decodes) if prefills and decodes else (unified, ())
+
+    def _has(self, target: Target) -> bool:
+        """Is it of a life that still serves?"""
+        return self.target(target.worker) is target
+
+    def _ramp(self, targets: Iterable[Target], now: float) -> None:
+        for target in targets:
+            target.fresh_since = now
+        self.ramping_until = max(self.ramping_until, now + self.settings.ramp_s)
+
+    def _changed(self) -> None:
+        """Who can be selected is looked up again."""
+        self._chosen.clear()
+        self._sides.clear()
 
     def _wanted(self, role: Role, model: str) -> tuple[Target, ...]:
         return tuple(t for t in self.targets(role) if not model or t.serves(model))

@@ -20,7 +20,7 @@ from typing import Protocol
 from kvplane.bootstrap import compatible
 from kvplane.index import Chains, View
 from kvplane.runtime import Clock, SystemClock
-from kvplane.vocabulary import Pod, StageRecord, Worker
+from kvplane.vocabulary import Pod, Stage, StageRecord, Worker
 
 from . import facts
 from .aftermath import Aftermath, Ended
@@ -35,6 +35,7 @@ from .fleet import Fleet
 from .journey import Journey, Means
 from .legs import Legs
 from .legs_wire import Origin
+from .meeting import Trail
 from .metrics import RouterMetrics
 from .prompts import Prompt, Prompts
 from .request import LONG_BYTES, Ask
@@ -81,6 +82,7 @@ class Gateway:
         drift, booked = self.settings.drift, self._book_compared
         self.loop = ClosedLoop(view, fleet, self.clock, drift, booked, away_s, self._blind)
         metrics.watch_drift(self.loop.errors, self.loop.verdict)
+        metrics.watch_open(self._open())
         self._chooser = Chooser(
             view, fleet, self.breakers, self.settings, compatible, chance, self._blind,
             self.loop.doubt, (chains or Chains()).chain,
@@ -100,14 +102,15 @@ class Gateway:
     async def handle(self, ask: Ask, client: Client) -> None:
         """Answer one request. Raises GatewayError while nothing of an answer has left; ClientGone
         and BrokenBody where nobody is left to be told."""
-        prompt = await self._tokens(ask)
+        trail = Trail(self.clock.now)
+        prompt = await self._tokens(ask, trail)
         deadline = self.clock.now() + self.settings.request_timeout_s
         guilty: tuple[Worker, ...] = ()
         before: GatewayError | None = None
         self._budget.earn()
         for number in range(1, self.settings.retry.retries + 2):
-            choice = self._choose(ask, prompt, guilty, before)
-            journey = Journey.set_out(self._means, ask, choice, number)
+            choice = self._choose(ask, prompt, guilty, before, trail)
+            journey = Journey.set_out(self._means, ask, choice, number, trail)
             try:
                 await journey.travel(client)
                 return
@@ -118,18 +121,19 @@ class Gateway:
                 journey.arrive(client)
             if again is None:
                 raise before
-            guilty += again.without
+            guilty, trail = guilty + again.without, Trail(self.clock.now)
             await self._pause(again.wait_s, client)
 
     async def weigh(self, ask: Ask) -> tuple[Prompt, Weighed]:
         """Whom this request would be given to now; nothing is sent or taken for it."""
-        prompt = await self._tokens(ask)
+        prompt = await self._tokens(ask, Trail(self.clock.now))
         return prompt, self._chooser.weigh(ask, prompt, self.clock.now())
 
     # -- in order of use
 
-    async def _tokens(self, ask: Ask) -> Prompt:
+    async def _tokens(self, ask: Ask, trail: Trail) -> Prompt:
         begun = self.clock.now()
+        trail.begin(Stage.POLICY_INPUT)
         model = facts.base_model(self.fleet, ask.model)
         most, long = facts.most_tokens(self.fleet, model), len(ask.raw) > LONG_BYTES
         chars = most * facts.CHARS_PER_TOKEN
@@ -139,14 +143,20 @@ class Gateway:
         return prompt
 
     def _choose(
-        self, ask: Ask, prompt: Prompt, guilty: tuple[Worker, ...], before: GatewayError | None
+        self,
+        ask: Ask,
+        prompt: Prompt,
+        guilty: tuple[Worker, ...],
+        before: GatewayError | None,
+        trail: Trail,
     ) -> Choice:
         """Who serves this attempt. Where nobody is left for a further one, the failure before
         is what the client should hear."""
         begun = self.clock.now()
         try:
-            choice = self._chooser.choose(ask, prompt, begun, guilty)
+            choice = self._chooser.choose(ask, prompt, begun, guilty, trail.begin)
         except GatewayError as error:
+            self.ledger.refuse(facts.refused(ask), trail, error)
             raise before or error from None
         facts.check_length(ask, prompt, facts.pair_tokens(choice))
         self.metrics.choose_s.observe(self.clock.now() - begun)
@@ -175,6 +185,7 @@ class Gateway:
             self.metrics.retries.labels(failed.cause.code).inc()
             return verdict
         self.metrics.stops.labels(verdict.why).inc()
+        journey.meeting.stopped = verdict.why
         return None
 
     async def _pause(self, wait_s: float, client: Client) -> None:
@@ -185,6 +196,17 @@ class Gateway:
                     await client.bell.wait()
         if client.gone:
             raise ClientGone
+
+    def _open(self) -> dict[str, Callable[[], int]]:
+        """What is under way now, by the names of metrics.OPEN."""
+        legs = self.legs
+        return {
+            "legs_open": lambda: legs.live,
+            "connections_busy": lambda: legs.sockets - legs.idling,
+            "connections_idle": lambda: legs.idling,
+            "aftermath_open": lambda: self.aftermath.pending,
+            "tasks": _tasks,
+        }
 
     # -- what others tell us
 
@@ -205,7 +227,7 @@ class Gateway:
     def _book_cached(self, ended: Ended) -> None:
         """Predicted against actual, where both are known."""
         meeting = ended.meeting
-        worker = (meeting.prefill or meeting.decode)["worker"]
+        worker = (meeting.prefill or meeting.decode or {})["worker"]
         if meeting.predicted_tokens is not None and meeting.actual_tokens is not None:
             self.metrics.predicted.labels(worker).inc(meeting.predicted_tokens)
             self.metrics.actual.labels(worker).inc(meeting.actual_tokens)
@@ -214,3 +236,11 @@ class Gateway:
 
     def _book_compared(self, worker: Worker, outcome: str) -> None:
         self.metrics.comparisons.labels(str(worker), outcome).inc()
+
+
+def _tasks() -> int:
+    """Of the loop that serves the scrape; 0 where it is read from outside of one."""
+    try:
+        return len(asyncio.all_tasks())
+    except RuntimeError:
+        return 0

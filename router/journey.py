@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 from kvplane.bootstrap import mint
 from kvplane.runtime import Clock
-from kvplane.vocabulary import Binding, BootstrapTriple, Room
+from kvplane.vocabulary import Binding, BootstrapTriple, Room, Stage
 
 from . import facts
 from .aftermath import Aftermath, Ended
@@ -20,12 +20,13 @@ from .blame import LegFailed, Side
 from .breaker import Breakers, Outcome, Ticket, outcome
 from .choice import Choice
 from .dispatch import Attempt, Client, ClientGone, dispatch, honest_end, is_stream
-from .evidence import Ledger, Meeting
+from .evidence import Ledger
 from .fleet import Fleet
 from .handoffs import HANDOFFS
 from .legs import Legs
 from .legs_exchange import Exchange
 from .legs_wire import Origin, forwarded
+from .meeting import Meeting, Trail
 from .metrics import RouterMetrics
 from .request import Ask
 from .target import Booking, Target
@@ -59,10 +60,10 @@ class Journey:
     attempt: Attempt | None = None
 
     @staticmethod
-    def set_out(means: Means, ask: Ask, choice: Choice, number: int) -> Journey:
+    def set_out(means: Means, ask: Ask, choice: Choice, number: int, trail: Trail) -> Journey:
         """Mint rooms, open the meeting, take places and load; no await since the choice."""
         bindings = _bind(ask, choice)
-        meeting = means.ledger.open(facts.meeting(ask, choice, bindings, number))
+        meeting = means.ledger.open(facts.meeting(ask, choice, bindings, number), trail)
         journey = Journey(means, ask, choice, bindings, meeting)
         for side in (Side.DECODE, Side.PREFILL)[: 1 if choice.prefill is None else 2]:
             worker = journey.target(side).worker
@@ -70,6 +71,7 @@ class Journey:
                 journey.tickets[side] = ticket
             tokens = facts.load_tokens(ask, choice, side)
             journey.bookings[side] = means.fleet.book(worker, tokens)
+        trail.begin(Stage.FIRST_BYTE)
         return journey
 
     def target(self, side: Side) -> Target:
@@ -110,7 +112,7 @@ class Journey:
         if self.attempt is None:
             if prefill is not None:
                 prefill.release()
-            self.meeting.collected.set()
+            self.meeting.collected = True
             return
         sides = [self.target(side) for side in self.bookings]
         after = [prefill.release] if prefill is not None else []
@@ -139,8 +141,12 @@ class Journey:
         if prefill is not None and bodies.prefill is not None:
             attempt.prefill = leg(prefill, bodies.prefill)
             attempt.prefill_worker = str(prefill.worker)
-            attempt.on_prefill_end = self.bookings[Side.PREFILL].release
+            attempt.on_prefill_end = self._prefill_ended
         return attempt
+
+    def _prefill_ended(self) -> None:
+        self.bookings[Side.PREFILL].release()
+        self.meeting.prefill_ended = self.means.clock.now()
 
     def _judge(self, failed: LegFailed) -> None:
         """Book the failure on the side that caused it, and on no other."""

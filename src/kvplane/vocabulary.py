@@ -56,14 +56,30 @@ class Knowledge(StrEnum):
 
 
 class Stage(StrEnum):
-    """The steps of one room, in order. Recorded by whoever did them, never inferred."""
+    """The steps of one attempt, in order. Recorded by whoever did them, never inferred.
 
+    The gateway's own follow one another without a gap; those of the two engines, from register to
+    consume, lie within first-byte.
+    """
+
+    POOL = "worker-pool"  # is there anybody of this role and model?
+    AVAILABILITY = "availability"  # and well, with a circuit that is closed?
+    POLICY_INPUT = "policy-input"  # tokens of the prompt; who holds them
+    PAIR = "pair"  # policies, shapes, rooms
     REGISTER = "register"
     RESOLVE_TOPOLOGY = "resolve-topology"
     RESOLVE_RANK = "resolve-rank"
     CONNECT = "connect"
     VERIFY = "verify"
     CONSUME = "consume"
+    FIRST_BYTE = "first-byte"  # both requests left, until the answer begins to leave
+    END = "end"  # until its last byte left
+
+
+MEETING = (  # what two engines do in a room: only they can tell of it
+    Stage.REGISTER, Stage.RESOLVE_TOPOLOGY, Stage.RESOLVE_RANK,
+    Stage.CONNECT, Stage.VERIFY, Stage.CONSUME,
+)  # fmt: skip
 
 
 class ClearReason(StrEnum):
