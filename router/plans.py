@@ -19,8 +19,29 @@ from .errors import GatewayError
 Body = dict[str, Any]
 Reason = Literal[  # a closed set: it labels a metric
     "no_tokenizer", "broken_tokenizer", "multimodal", "embeddings", "template", "unsupported_route",
-    "unsupported_member", "too_large", "busy", "slow", "not_unicode",
+    "unsupported_member", "too_large", "busy", "slow", "not_unicode", "mixed_engines", "no_route",
+    "engine_silent", "engine_refused", "self_check",
 ]  # fmt: skip
+REASONS: dict[str, str] = {  # of a Prompt without tokens, as x-kvplane-reason shows them
+    "no_tokenizer": "no tokenizer for this model at the gateway, and no engine to ask",
+    "broken_tokenizer": "the gateway cannot load this model's tokenizer, and has no engine to ask",
+    "multimodal": "prompt holds more than text",
+    "embeddings": "prompt is embeddings",
+    "template": "the chat template refused the messages",
+    "unsupported_route": "prompts of this route are not tokenised",
+    "unsupported_member": "a member changes the prompt in a way only the engine knows",
+    "too_large": "prompt too long to be tokenised here",
+    "busy": "tokenising is overloaded",
+    "slow": "tokenising took too long",
+    "not_unicode": "prompt is no valid text",
+    "mixed_engines": "engines of two kinds serve this model and make other tokens of such a chat",
+    "no_route": "no tokenizer for this model at the gateway, and its engines have no /tokenize",
+    "engine_silent": "no tokenizer for this model at the gateway, and no engine answers /tokenize",
+    "engine_refused": "the engine that was asked for the tokens refused the prompt",
+    "self_check": "the engines make other tokens of such prompts than the gateway",
+}
+Kind = Literal["text", "chat", "tools", "parts"]
+SHOWN = ("documents", "reasoning_effort")  # members that may reach a template
 TEXT_PARTS = ("text", "input_text", "output_text")
 MEDIA = ("image_data", "video_data", "audio_data", "multi_modal_data", "mm_processor_kwargs")
 
@@ -67,6 +88,17 @@ class Plan:
     tools: list[Body] | None = None
     open_turn: bool = True  # add_generation_prompt
     extra: Body | None = None
+    choice: Any = None  # tool_choice: some engines show tools by it
+    more: Body | None = None  # members of the body that some engines show their template
+
+    @property
+    def kind(self) -> Kind:
+        """What is special about it: engines differ in how they render tools and parts."""
+        if self.messages is None:
+            return "text"
+        if self.tools:
+            return "tools"
+        return "parts" if any(map(_is_joined, self.messages)) else "chat"
 
     @property
     def size(self) -> int:
@@ -90,7 +122,7 @@ def _chat(body: Body) -> Plan:
         raise BadPrompt("messages", messages, "a list of at least one message")
     if not all(isinstance(message, dict) for message in messages):
         raise BadPrompt("messages", messages, "a list of objects")
-    if body.get("chat_template") or body.get("continue_final_message"):
+    if any(body.get(name) for name in ("chat_template", "continue_final_message", "input_ids")):
         return Plan(reason="unsupported_member")
     if any(map(_has_media, messages)):
         return Plan(reason="multimodal")
@@ -104,6 +136,8 @@ def _chat(body: Body) -> Plan:
         tools=tools or None,
         open_turn=body.get("add_generation_prompt") is not False,
         extra=extra,
+        choice=body.get("tool_choice"),
+        more={name: body[name] for name in SHOWN if body.get(name) is not None} or None,
     )
 
 
@@ -157,6 +191,11 @@ def _has_media(message: Body) -> bool:
     return isinstance(content, list) and any(
         isinstance(part, dict) and part.get("type", "text") not in TEXT_PARTS for part in content
     )
+
+
+def _is_joined(message: Body) -> bool:
+    content = message.get("content")
+    return isinstance(content, list) and len(content) > 1
 
 
 def _chars(messages: list[Body] | None) -> int:

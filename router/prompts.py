@@ -1,10 +1,12 @@
 """Prompts: which token ids will the engine see for this body?
 
-Edge: tokenising runs in threads, never on the event loop. plans.py says what to tokenise,
-gateway.py asks once per request, hashing and ranking follow. Open it to change whose tokenizer is
-used, or what tokenising may cost.
+Edge: tokenising runs in threads, never on the event loop. plans.py says what to tokenise, ways.py
+what an engine makes of a chat, engine_tokens.py asks engines where there is no folder; gateway.py
+asks once per request, hashing and ranking follow. Open it to change whose tokenizer is used, or
+what tokenising may cost.
 
     body -> plan: texts | ids | chat | a reason -> tokenizer of the model, or recall -> Prompt
+                                                \\-- none, or found wrong: an engine's own /tokenize
 
 Where ids cannot be had the reason says so and the request is routed by load: never silently.
 """
@@ -14,21 +16,41 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Protocol
 
 from kvplane.recall import Recall
 from kvplane.tokens import Tokenizer, TokensError
 
-from .plans import BadPrompt, Body, Plan, Prompt, Reason, plan
+from .plans import BadPrompt, Body, Kind, Plan, Prompt, Reason, plan
 from .settings import PromptSettings
+from .ways import flat, joiner, seen
 
 __all__ = ["BadPrompt", "Prompt", "Prompts", "Reason"]
 
 log = logging.getLogger(__name__)
 
-JOINERS = {"sglang": " ", "vllm": "\n"}  # between text parts of a message; ours is as vLLM's
 Result = tuple[tuple[Sequence[int], ...] | None, Reason | None]
+MOST_MODELS = 256  # remembered though nobody serves them; names come from engines
+ASKED: tuple[Reason, ...] = ("no_tokenizer", "broken_tokenizer", "self_check")  # of an engine then
+
+
+class Source(Protocol):
+    """Who else can tell tokens; engine_tokens.py is one."""
+
+    async def tokenise(self, found: Plan, body: Body, model: str) -> Result: ...
+
+
+@dataclass(slots=True)
+class Home:
+    """Where the tokens of one model come from."""
+
+    folder: str = ""
+    engines: dict[str, str] = field(default_factory=dict)  # pod -> engine: whose ways count
+    adapters: dict[str, tuple[str, ...]] = field(default_factory=dict)  # pod -> further names
+    wrong: dict[Kind, set[str]] = field(default_factory=dict)  # kinds that pods tokenise otherwise
 
 
 class Prompts:
@@ -37,8 +59,9 @@ class Prompts:
     def __init__(self, settings: PromptSettings | None = None, default: str = "") -> None:
         self._settings = settings or PromptSettings()
         self.recall = Recall(self._settings.recall_bytes)
+        self.source: Source | None = None  # asked where no folder tells
         self._default = default  # folder or "builtin" for models that name none
-        self._folders: dict[str, tuple[str, str]] = {}  # model -> folder, engine
+        self._homes: dict[str, Home] = {}  # by model
         self._loaded: dict[str, Tokenizer | None] = {}  # folder -> None where it is broken
         self._pool: ThreadPoolExecutor | None = None
         self._places = threading.BoundedSemaphore(self._settings.waiting)
@@ -55,85 +78,165 @@ class Prompts:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None
 
-    def learn(self, model: str, folder: str = "", engine: str = "kvplane") -> None:
-        """A model's tokenizer folder, and whose way to join text parts it is. Loaded at once."""
-        folder = folder or self._folders.get(model, ("", ""))[0]
-        self._folders[model] = (folder, engine)
-        if folder and self._pool is not None:
-            self._pool.submit(self._prepare, folder)
+    # -- what is known of models
+
+    def learn(
+        self,
+        model: str,
+        folder: str = "",
+        engine: str = "kvplane",
+        pod: str = "",
+        adapters: Collection[str] = (),
+    ) -> None:
+        """A pod serves a model and adapters of it: the folder of its tokenizer, and whose ways
+        with chats count. Loaded at once; a folder that was broken is looked at again."""
+        if pod:
+            self.forget(pod)
+        home = self._homes.setdefault(model, Home())
+        home.folder = folder or home.folder
+        home.engines[pod], home.adapters[pod] = engine, tuple(adapters)
+        if self._loaded.get(home.folder, ...) is None:
+            del self._loaded[home.folder]
+        if home.folder and self._pool is not None:
+            self._pool.submit(self._prepare, home.folder)
+        for name in [name for name, one in self._homes.items() if not one.engines]:
+            if len(self._homes) > MOST_MODELS:
+                del self._homes[name]
+
+    def forget(self, pod: str) -> None:
+        """A pod left. What it said of its model's folder stays for the next one."""
+        for home in self._homes.values():
+            home.engines.pop(pod, None)
+            home.adapters.pop(pod, None)
+            for pods in home.wrong.values():
+                pods.discard(pod)
+
+    def distrust(self, model: str, kind: Kind, pod: str, wrong: bool = True) -> None:
+        """The engine of a pod makes other tokens of such prompts than we do (or no longer): they
+        are asked of engines."""
+        pods = self._of(model).wrong.setdefault(kind, set())
+        (pods.add if wrong else pods.discard)(pod)
+
+    def _of(self, model: str) -> Home:
+        """The home of a model, or of an adapter's base; "" is the only one there is."""
+        if (home := self._homes.get(model)) is not None:
+            return home
+        if not model:
+            return next(iter(self._homes.values())) if len(self._homes) == 1 else Home()
+        for home in self._homes.values():
+            if any(model in names for names in home.adapters.values()):
+                return home
+        return Home()
+
+    # -- what is asked
 
     async def tokenise(
-        self, path: str, body: Body, model: str = "", most_chars: int = 0, long: bool = False
+        self,
+        path: str,
+        body: Body,
+        model: str = "",
+        most_chars: int = 0,
+        long: bool = False,
+        own: bool = False,
     ) -> Prompt:
-        """Token ids of each prompt in the body; `model` as resolved, "" = the only one.
+        """Token ids of each prompt in the body; `model` or an adapter of it, "" = the only one.
 
         `most_chars`: more cannot fit the model, so is left to the engine to refuse; 0 = not known.
-        `long`: look at the body in a thread. Raises BadPrompt. Everything else that goes wrong is
+        `long`: look at the body in a thread. `own`: by our tokenizer, whatever is said of it. Raises BadPrompt. Everything else that goes wrong is
         a reason. Bounded in time and number.
         """
         found = await asyncio.to_thread(plan, path, body) if long else plan(path, body)
         if found.reason is not None or found.ids is not None:
             return _prompt(body, found, found.ids, found.reason)
-        folder, engine = self._home(model)
+        home = self._of(model)
+        ids, reason = await self._here(found, home, most_chars, own)
+        if ids is None and reason in ASKED and self.source is not None and not own:
+            told = await self.source.tokenise(found, body, model)
+            ids, reason = (None, reason) if told[1] == "no_tokenizer" else told
+        return _prompt(body, found, ids, reason)
+
+    async def _here(self, found: Plan, home: Home, most_chars: int, own: bool) -> Result:
+        """By a tokenizer of ours."""
+        folder = home.folder or self._default
         if not folder:
-            return _prompt(body, found, None, "no_tokenizer")
+            return None, "no_tokenizer"
+        if home.wrong.get(found.kind) and not own:
+            return None, "self_check"
         most = self._settings.most_chars
         if found.size > min(most, most_chars or most):
-            return _prompt(body, found, None, "too_large")
-        work = self._begin(found, folder, JOINERS.get(engine, "\n"))
+            return None, "too_large"
+        work = self._begin(found, folder, tuple({*home.engines.values()}) or ("kvplane",))
         if work is None:
-            return _prompt(body, found, None, "busy")
+            return None, "busy"
         try:
-            result = await asyncio.wait_for(asyncio.wrap_future(work), self._settings.deadline_s)
+            async with asyncio.timeout(self._settings.deadline_s):
+                return await asyncio.wrap_future(work)
         except TimeoutError:
-            return _prompt(body, found, None, "slow")
-        return _prompt(body, found, *result)
+            return None, "slow"
 
-    def _begin(self, found: Plan, folder: str, joiner: str) -> Future[Result] | None:
+    def _begin(self, found: Plan, folder: str, engines: Collection[str]) -> Future[Result] | None:
         """Hand the work to a thread; None where too much waits already."""
         if self._pool is None or not self._places.acquire(blocking=False):
             return None
-        work = self._pool.submit(self._ids_of, found, folder, joiner)
+        work = self._pool.submit(self._ids_of, found, folder, engines)
         work.add_done_callback(lambda _: self._places.release())  # also when it was cancelled
         return work
 
-    def _home(self, model: str) -> tuple[str, str]:
-        """Folder and engine of a model."""
-        only = next(iter(self._folders.values())) if len(self._folders) == 1 else ("", "")
-        folder, engine = self._folders.get(model, only if not model else ("", ""))
-        return folder or self._default, engine
+    # -- in a thread
 
-    def _ids_of(self, found: Plan, folder: str, joiner: str) -> Result:
-        """In a thread: load the tokenizer where it is new, then tokenise."""
+    def _ids_of(self, found: Plan, folder: str, engines: Collection[str]) -> Result:
+        """Load the tokenizer where it is new, then tokenise."""
         tokenizer = self._tokenizer(folder)
         if tokenizer is None:
             return None, "broken_tokenizer"
-        texts, special, messages = found.texts, found.special, found.messages
+        texts, special = found.texts, found.special
         try:
-            if messages is not None:  # the template writes its own special tokens
-                text = tokenizer.render(messages, found.tools, found.open_turn, found.extra, joiner)
-                texts, special = (text,), False
+            if found.messages is not None:  # the template writes its own special tokens
+                rendered = {_rendered(tokenizer, found, engine) for engine in engines}
+                if len(rendered) > 1:
+                    return None, "mixed_engines"
+                texts, special = tuple(rendered), False
             return tuple(self.recall.encode_many(tokenizer, texts, special)), None
         except TokensError as error:
-            if messages is None:
+            if found.messages is None:
                 return None, "not_unicode"
             log.debug("template refused folder=%s error=%s", folder, error)
             return None, "template"  # the engine's template will say the same to the client
 
     def _prepare(self, folder: str) -> None:
-        """In a thread, before the first request: all that takes long."""
+        """Before the first request: all that takes long."""
         tokenizer = self._tokenizer(folder)
         if tokenizer is not None and self._settings.recall_bytes:
             log.debug("seams folder=%s %s", folder, tokenizer.seams)
 
     def _tokenizer(self, folder: str) -> Tokenizer | None:
-        if folder not in self._loaded:
-            try:
-                self._loaded.setdefault(folder, Tokenizer.load(folder))  # two may load: one stays
-            except TokensError as error:
-                log.error("tokenizer unusable folder=%s error=%s action=by-load", folder, error)
-                self._loaded[folder] = None
-        return self._loaded[folder]
+        try:
+            return self._loaded[folder]
+        except KeyError:
+            pass
+        try:
+            return self._loaded.setdefault(
+                folder, Tokenizer.load(folder)
+            )  # two may load: one stays
+        except TokensError as error:
+            log.error("tokenizer unusable folder=%s error=%s action=by-load", folder, error)
+            return self._loaded.setdefault(folder, None)
+
+
+def _rendered(tokenizer: Tokenizer, found: Plan, engine: str) -> str:
+    """The text one engine makes of a chat. Raises TokensError."""
+    chat = seen(engine, found)
+    try:
+        return _text(tokenizer, chat, engine)
+    except TokensError:
+        if (other := flat(engine, chat)) == chat:
+            raise
+        return _text(tokenizer, other, engine)
+
+
+def _text(tokenizer: Tokenizer, chat: Plan, engine: str) -> str:
+    messages = chat.messages or []
+    return tokenizer.render(messages, chat.tools, chat.open_turn, chat.extra, joiner(engine))
 
 
 def _prompt(

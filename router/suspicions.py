@@ -34,6 +34,7 @@ class Cause(StrEnum):
     ADAPTER = "adapter"
     IDENTITY = "wrong worker identity"
     BLOCK_SIZE = "block size"
+    TOKENS = "tokens"  # proven by self_check.py, not suspected here
     UNKNOWN = "unknown"
 
 
