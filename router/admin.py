@@ -138,7 +138,7 @@ def _diagnosis(app: FastAPI, gateway: Gateway, desk: WorkerDesk | None) -> None:
             gateway.view.known,
             desk.waiting() if desk is not None else (),
             gateway.ledger.rooms(MOST_DIAGNOSED, failed=True),
-            gateway.loop.verdict,
+            gateway.doubts.verdict,
             gateway.loop.store_down_s(),
         )
 

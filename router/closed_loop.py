@@ -90,6 +90,10 @@ class ClosedLoop:
         found = self._watched.get(worker)
         return found.verdict if found else None
 
+    def verdicts(self) -> Mapping[Worker, Verdict]:
+        """Of all workers there is one of."""
+        return {who: one.verdict for who, one in self._watched.items() if one.verdict}
+
     def doubt(self, worker: Worker) -> tuple[Knowledge, str] | None:
         """How far a worker may be believed at most, and why; None where our check has no word."""
         found = self._watched.get(worker)

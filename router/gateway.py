@@ -29,6 +29,7 @@ from .breaker import Breakers
 from .choice import Choice, Chooser, Weighed
 from .closed_loop import ClosedLoop
 from .dispatch import Client, ClientGone
+from .doubts import Doubts
 from .errors import GatewayError
 from .evidence import Ledger
 from .fleet import Fleet
@@ -83,9 +84,10 @@ class Gateway:
         self.loop = ClosedLoop(view, fleet, self.clock, drift, booked, away_s, self._blind)
         metrics.watch_drift(self.loop.errors, self.loop.verdict)
         metrics.watch_open(self._open())
+        self.doubts = Doubts(view, fleet, self.loop, self._blind)
         self._chooser = Chooser(
             view, fleet, self.breakers, self.settings, compatible, chance, self._blind,
-            self.loop.doubt, (chains or Chains()).chain,
+            self.doubts.doubt, (chains or Chains()).chain,
         )  # fmt: skip
         self._means = Means(fleet, self.breakers, ledger, legs, self.aftermath, metrics, self.clock)
 
@@ -160,7 +162,7 @@ class Gateway:
             raise before or error from None
         facts.check_length(ask, prompt, facts.pair_tokens(choice))
         self.metrics.choose_s.observe(self.clock.now() - begun)
-        self.metrics.knowledge.labels(choice.knowledge, prompt.reason or "").inc()
+        self.metrics.knowledge.labels(choice.knowledge, self.doubts.why(choice, prompt)).inc()
         if before is None:
             self.metrics.prompt_tokens.labels(choice.holder.model).inc(choice.prompt_tokens)
         if choice.prefill is None:

@@ -66,6 +66,7 @@ class SelfCheck:
         self._running: dict[Pod, asyncio.Task[None]] = {}
         self._task: asyncio.Task[None] | None = None
         self._number = 0  # of comparisons: each has prompts of its own
+        self.differing: frozenset[Pod] = frozenset()  # pods whose plain prompts are wrong here
 
     async def start(self) -> None:
         """Begin to compare."""
@@ -127,6 +128,11 @@ class SelfCheck:
             known = self._states.get(up.pod)
             states[up.pod] = known if known and known.facts == facts else Checked(facts, due=now)
         self._states = states
+        self._mark()
+
+    def _mark(self) -> None:
+        found = (pod for pod, one in self._states.items() if one.outcome == "differs")
+        self.differing = frozenset(found)
 
     async def _check(self, up: WorkerUp, state: Checked) -> None:
         """Compare one worker and remember it."""
@@ -186,6 +192,7 @@ class SelfCheck:
         wait = self._settings.interval_s if well else self._settings.again_s
         state.due = self._clock.now() + wait
         self._on_checked(state.outcome)
+        self._mark()
         if (state.outcome, state.reason) != before:
             level = logging.WARNING if state.wrong else logging.INFO
             log.log(level, "tokens %s pod=%s: %s", state.outcome, up.pod, state.reason)

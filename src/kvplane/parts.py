@@ -50,7 +50,9 @@ class Hall:
         if self._subscriptions is not None:
             await self._subscriptions.up(worker)
         if self._prompts is not None:
-            self._prompts.learn(worker.model, worker.tokenizer, worker.engine)
+            self._prompts.learn(
+                worker.model, worker.tokenizer, worker.engine, worker.pod, worker.adapters
+            )
         if self._gateway is not None:
             self._gateway.fleet.up(worker, self._clock.now())
         if self._directories is not None:  # in the same step: no request in between
@@ -61,6 +63,8 @@ class Hall:
         if self._gateway is not None:
             self._gateway.fleet.down(pod)
             self._gateway.forget(pod)
+        if self._prompts is not None:
+            self._prompts.forget(pod)
         if self._directories is not None:
             await self._directories.down(pod)
         if self._subscriptions is not None:
