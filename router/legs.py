@@ -14,6 +14,7 @@ import contextlib
 import socket
 import ssl
 from collections import deque
+from collections.abc import Collection
 
 from kvplane.runtime import Clock, SystemClock, cancel, supervise
 
@@ -22,6 +23,9 @@ from .legs_errors import LegError, PoolFull, Refused, TlsFailed
 from .legs_exchange import Bell, Exchange
 from .legs_settings import LegSettings
 from .legs_wire import Headers, Origin, request_head
+
+LESSON_LEAST_S = 0.1  # an engine that closes sooner than this is ending, not tidying up
+LESSON_SHARE = 0.7  # of the time after which it was seen to close: we let go first
 
 
 class _Engine:
@@ -32,6 +36,20 @@ class _Engine:
         self.open = 0  # connections made or being made
         self.waiters: deque[Exchange] = deque()
         self.removed = False
+        self.kept_s = self.kept_until = 0.0  # how long it keeps connections, and how long we know
+
+    @property
+    def unused(self) -> bool:
+        """Nothing is lost where it is forgotten."""
+        return not self.open and not self.waiters and not self.kept_until
+
+    def learn(self, age: float, usual_s: float, now: float, lesson_s: float) -> None:
+        """It closed one that had idled this long: others go sooner from now on."""
+        if not LESSON_LEAST_S <= age < usual_s:
+            return
+        self.kept_s, self.kept_until = age * LESSON_SHARE, now + lesson_s
+        for other in self.idle:
+            other.expire_s = min(other.expire_s, self.kept_s)
 
 
 class Legs:
@@ -76,30 +94,39 @@ class Legs:
         """Open connections, idle ones included."""
         return len(self._home)
 
+    @property
+    def idling(self) -> int:
+        """Open connections that wait for a request."""
+        return sum(len(engine.idle) for engine in self._engines.values())
+
     def begin(
         self,
         origin: Origin,
         target: str,
-        headers: Headers = (),
+        headers: Headers | bytes = (),
         body: bytes = b"",
         bell: Bell | None = None,
         method: str = "POST",
     ) -> Exchange:
         """Send a request now, without waiting; everything that follows is told to the exchange.
 
-        Raises ValueError for a target or header that could split the request.
+        `headers`: pairs, or the lines that legs_wire.header_lines made of them. Raises ValueError
+        for a target or header that could split the request.
         """
         head = request_head(method, origin, target, headers, len(body))
         exchange = Exchange(origin, head, body, self._settings, bell or Bell())
         exchange.on_over = self._ended
         exchange.begin(self._clock.now())
         self._live[exchange] = None
-        engine = self._engines.setdefault(origin, _Engine())
+        engine = self._engines.get(origin)
+        if engine is None:
+            engine = self._engines[origin] = _Engine()
         if (connection := self._take(engine)) is not None:
             connection.send(exchange)
         elif engine.open < self._settings.connections:
             self._dial(origin, engine, exchange)
         elif len(engine.waiters) < self._settings.waiters:
+            exchange.waits = True
             engine.waiters.append(exchange)
         else:
             exchange.fail(PoolFull, f"{engine.open} connections busy, {len(engine.waiters)} wait")
@@ -114,6 +141,11 @@ class Legs:
                 connection.abort()
             engine.idle.clear()
 
+    def keep_only(self, origins: Collection[Origin]) -> None:
+        """Forget every engine that listens elsewhere."""
+        for origin in self._engines.keys() - origins:
+            self.forget(origin)
+
     def _take(self, engine: _Engine) -> Connection | None:
         """Newest idle connection that may still be used; the others are closed on the way."""
         while engine.idle:
@@ -125,6 +157,7 @@ class Legs:
 
     def _dial(self, origin: Origin, engine: _Engine, exchange: Exchange) -> None:
         engine.open += 1
+        exchange.dialled(self._clock.now())
         self._live[exchange] = asyncio.create_task(self._connect(origin, engine, exchange))
 
     async def _connect(self, origin: Origin, engine: _Engine, exchange: Exchange) -> None:
@@ -169,6 +202,8 @@ class Legs:
         if engine.removed or len(engine.idle) >= self._settings.idle_connections:
             connection.abort()
         else:
+            if engine.kept_until:
+                connection.expire_s = min(connection.expire_s, engine.kept_s)
             engine.idle.append(connection)
 
     def _lost(self, connection: Connection) -> None:
@@ -176,8 +211,11 @@ class Legs:
         if home is not None:
             origin, engine = home
             engine.open -= 1
-            with contextlib.suppress(ValueError):
+            now, age = self._clock.now(), connection.stale_after_s
+            if connection in engine.idle:  # nobody here took it out: the engine closed it
                 engine.idle.remove(connection)
+                age = now - connection.free_since
+            engine.learn(age, self._settings.expire_s, now, self._settings.lesson_s)
             self._serve(origin, engine)
 
     def _serve(self, origin: Origin, engine: _Engine) -> None:
@@ -206,10 +244,14 @@ class Legs:
         now = self._clock.now()
         for exchange in list(self._live):
             exchange.check(now)
-        for engine in self._engines.values():
+        for origin, engine in list(self._engines.items()):
             for connection in [c for c in engine.idle if not c.usable]:
                 engine.idle.remove(connection)
                 connection.abort()
+            if now >= engine.kept_until:
+                engine.kept_until = 0.0
+            if engine.unused:
+                del self._engines[origin]
 
 
 def _refusal(error: Exception) -> tuple[type[LegError], str]:

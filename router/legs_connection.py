@@ -44,8 +44,9 @@ class Connection(asyncio.Protocol):
         self._parser: httptools.HttpResponseParser | None = None
         self.lost = False
         self.uses = 0
-        self.free_since = 0.0
+        self.free_since = self._idled_s = 0.0
         self.expire_s = settings.expire_s
+        self.stale_after_s = 0.0  # how long it had idled when it turned out to be dead
 
     # -- towards the pool
 
@@ -67,7 +68,9 @@ class Connection(asyncio.Protocol):
         self._headers: list[tuple[bytes, bytes]] = []
         self._head_bytes = self._lines = self._silent_bytes = self._informational = 0
         self._in_body = self._ended = self._glued = self._keep = self._until_close = False
-        exchange.sent(self, self._now(), reused=self.uses > 0)
+        now = self._now()
+        self._idled_s = now - self.free_since
+        exchange.sent(self, now, reused=self.uses > 0)
         self.uses += 1
         head, body = exchange.head_out, exchange.body_out
         if len(head) + len(body) <= self._settings.joined_bytes:
@@ -135,6 +138,7 @@ class Connection(asyncio.Protocol):
             else:
                 how = "reset" if exc is not None else "closed"
                 stale = exchange.reused and exchange.phase is Phase.SENT
+                self.stale_after_s = self._idled_s if stale else 0.0
                 self._fail(Stale if stale else Cut, f"connection {how} by the engine")
         self._parser = None
         self._on_lost(self)
@@ -192,6 +196,8 @@ class Connection(asyncio.Protocol):
         status = int(parser.get_status_code())
         if status == 101:
             raise BadAnswer("the engine wants to switch protocols")
+        if not 100 <= status < 600:
+            raise BadAnswer(f"status {status}: must be from 100 to 599")
         if status < 200:
             self._informational += 1
             self._headers.clear()

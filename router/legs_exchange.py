@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
-from .legs_errors import Aborted, LegError, Phase, TimedOut, TooLarge
+from .legs_errors import Aborted, LegError, Phase, PoolFull, TimedOut, TooLarge
 from .legs_settings import LegSettings
 from .legs_wire import Origin
 
@@ -56,6 +56,12 @@ class Line(Protocol):
 class Exchange:
     """One leg. Whoever began it ends it: reads it to its end or calls `abort()` in `finally`."""
 
+    __slots__ = (
+        "_begun", "_buffered_bytes", "_chunks", "_moved", "_settings", "_since", "bell", "body_out",
+        "complete", "error", "head_out", "headers", "line", "on_over", "origin", "paused", "phase",
+        "received_bytes", "reused", "status", "waits",
+    )  # fmt: skip
+
     def __init__(
         self, origin: Origin, head: bytes, body: bytes, settings: LegSettings, bell: Bell
     ) -> None:
@@ -75,7 +81,8 @@ class Exchange:
         self._settings = settings
         self._chunks: deque[bytes] = deque()
         self._buffered_bytes = 0
-        self._begun = self._sent = self._moved = 0.0  # by the pool's clock
+        self.waits = False  # all connections are taken: it has none to be made either
+        self._begun = self._since = self._moved = 0.0  # by the pool's clock
 
     @property
     def over(self) -> bool:
@@ -154,12 +161,16 @@ class Exchange:
 
     def begin(self, now: float) -> None:
         """The leg starts to count its time."""
-        self._begun = self._sent = self._moved = now
+        self._begun = self._since = self._moved = now
+
+    def dialled(self, now: float) -> None:
+        """A connection is being made for it; what it waited before is no connect's fault."""
+        self.waits, self._since = False, now
 
     def sent(self, line: Line, now: float, reused: bool) -> None:
         """The request was handed to a connection."""
-        self.line, self.phase, self.reused = line, Phase.SENT, reused
-        self._sent = self._moved = now
+        self.line, self.phase, self.reused, self.waits = line, Phase.SENT, reused, False
+        self._since = self._moved = now
 
     def got_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         """The head is complete; never an informational one."""
@@ -207,14 +218,19 @@ class Exchange:
 
     def check(self, now: float) -> None:
         """Fail the leg where one of its deadlines passed. The sweeper calls it."""
-        limits = self._settings
-        if self._chunks:
+        limits, since = self._settings, now - self._since
+        if self.paused:
             self._moved = now  # we are the slow side; the engine's idle time does not run
         if now - self._begun > limits.total_s:
             self.fail(TimedOut, f"not finished within {limits.total_s:g} s")
-        elif self.phase is Phase.CONNECT and now - self._begun > limits.connect_s:
+        elif self.phase is Phase.BODY:
+            if now - self._moved > limits.idle_s:
+                self.fail(TimedOut, f"body silent for {limits.idle_s:g} s")
+        elif self.phase is not Phase.CONNECT:
+            if since > limits.head_s:
+                self.fail(TimedOut, f"no head within {limits.head_s:g} s")
+        elif self.waits:
+            if since > limits.wait_s:
+                self.fail(PoolFull, f"no connection became free within {limits.wait_s:g} s")
+        elif since > limits.connect_s:
             self.fail(TimedOut, f"no connection within {limits.connect_s:g} s")
-        elif self.phase in (Phase.SENT, Phase.HEAD) and now - self._sent > limits.head_s:
-            self.fail(TimedOut, f"no head within {limits.head_s:g} s")
-        elif self.phase is Phase.BODY and now - self._moved > limits.idle_s:
-            self.fail(TimedOut, f"body silent for {limits.idle_s:g} s")

@@ -14,10 +14,12 @@ class LegSettings:
     """Limits of one leg; seconds and bytes."""
 
     connect_s: float = 3.0  # DNS + TCP + TLS together; a living engine answers in milliseconds
+    wait_s: float = 10.0  # for one of a full engine's connections; longer is an overload
     head_s: float = 600.0  # request written -> head; a non-streaming answer is one long wait
     idle_s: float = 120.0  # between two reads of a body, while we are the ones who wait
     total_s: float = 1800.0  # the whole leg; sgl router's --request-timeout-secs
     expire_s: float = 4.0  # idle connections: below uvicorn's 5 s, so that we let go first
+    lesson_s: float = 300.0  # an engine that closed idle connections sooner is believed this long
     sweep_s: float = 0.25  # grain of all deadlines; one sweeper, no timer per request
     pause_bytes: int = 256 * 1024  # stop reading the engine while the client holds back this much
     head_bytes: int = 64 * 1024  # names and values of one head; longest silent stretch of framing

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
-from dataclasses import dataclass
 from functools import lru_cache
 from urllib.parse import urlsplit
+
+import msgspec
 
 Headers = Iterable[tuple[bytes, bytes]]
 
@@ -33,8 +34,7 @@ HELD_BACK = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Origin:
+class Origin(msgspec.Struct, frozen=True, cache_hash=True):
     """Where an engine listens. `host` holds no brackets."""
 
     host: str
@@ -62,21 +62,39 @@ class Origin:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def request_head(method: str, origin: Origin, target: str, headers: Headers, length: int) -> bytes:
-    """Head of one request, ready to be sent. Raises ValueError for anything that could split it."""
+def request_head(
+    method: str, origin: Origin, target: str, headers: Headers | bytes, length: int
+) -> bytes:
+    """Head of one request, ready to be sent. Raises ValueError for anything that could split it.
+
+    `headers` as bytes: lines that `header_lines` made, for a request that leaves twice.
+    """
+    lines = headers if isinstance(headers, bytes) else header_lines(headers)
+    first = request_line(method, origin, target)
+    if not length and method == "GET":
+        return b"%s%s\r\n" % (first, lines)
+    return b"%s%scontent-length: %d\r\n\r\n" % (first, lines, length)
+
+
+@lru_cache(maxsize=4096)  # the same few routes of the same few engines, over and over
+def request_line(method: str, origin: Origin, target: str) -> bytes:
+    """The first line and the host. Raises ValueError for what could split the request."""
     path = (origin.prefix + target).encode("latin-1", "replace")
     if not METHOD.fullmatch(method.encode("latin-1", "replace")):
         raise ValueError(f"method {method!r}: not one that is sent to engines")
     if not TARGET.fullmatch(path):
         raise ValueError(f"path {target!r}: must start with '/' and hold no blank or control byte")
-    lines = [b"%s %s HTTP/1.1\r\nhost: %s" % (method.encode(), path, str(origin).encode())]
+    return b"%s %s HTTP/1.1\r\nhost: %s\r\n" % (method.encode(), path, str(origin).encode())
+
+
+def header_lines(headers: Headers) -> bytes:
+    """Each header as a line. Raises ValueError for a name or value that is none."""
+    found = []
     for name, value in headers:
         if not NAME.fullmatch(name) or not VALUE.fullmatch(value):
             raise ValueError(f"header {name!r}: name or value holds a byte that is not allowed")
-        lines.append(b"%s: %s" % (name, value))
-    if length or method != "GET":
-        lines.append(b"content-length: %d" % length)
-    return b"\r\n".join(lines) + b"\r\n\r\n"
+        found.append(b"%s: %s\r\n" % (name, value))
+    return b"".join(found)
 
 
 def forwarded(headers: Headers) -> list[tuple[bytes, bytes]]:
@@ -84,14 +102,17 @@ def forwarded(headers: Headers) -> list[tuple[bytes, bytes]]:
     return [(name, value) for name, value in headers if name.lower() in FORWARDED]
 
 
-def passed_back(headers: Headers) -> list[tuple[bytes, bytes]]:
-    """The engine's headers that the client may see; `connection` may name more to hold back."""
-    held = HELD_BACK | {
-        word.strip().lower()
-        for name, value in headers
-        if name == b"connection"
-        for word in value.split(b",")
-    }
+def passed_back(headers: Headers, stream: bool = False) -> list[tuple[bytes, bytes]]:
+    """The engine's headers that the client may see; `connection` may name more to hold back.
+
+    A stream's length stays behind too: where it breaks, what is said of that comes on top.
+    """
+    held, more = HELD_BACK, {b"content-length"} if stream else set()
+    for name, value in headers:
+        if name == b"connection":
+            more |= {word.strip().lower() for word in value.split(b",")}
+    if more:
+        held = HELD_BACK | more
     return [(n, v) for n, v in headers if n not in held and not n.startswith(b"x-kvplane-")]
 
 
@@ -105,5 +126,5 @@ def kept_s(headers: Headers, usual_s: float) -> float:
             if re.search(rb"\bmax=0\b", value):
                 return 0.0
             if found := re.search(rb"\btimeout=(\d{1,9})", value):
-                return min(usual_s, float(found[1]) - 1.0)
+                return max(0.0, min(usual_s, float(found[1]) - 1.0))
     return usual_s

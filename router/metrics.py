@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
@@ -20,6 +20,7 @@ from kvplane.vocabulary import Worker
 from .breaker import Breakers, State
 from .fleet import Fleet
 from .suspicions import Cause
+from .tallies import Counts, Spreads, counts, spreads
 from .verdicts import Verdict
 
 Errors = Callable[[], Mapping[Worker, tuple[float, float]]]
@@ -90,12 +91,11 @@ class RouterMetrics:
             "stage_seconds", "Stages of rooms, as their doers say.", SLOW_S, "stage", "outcome"
         )
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(f"kvplane_router_{name}", text, labels, registry=self.registry)
+    def _counter(self, name: str, text: str, *labels: str) -> Counts:
+        return counts(self.registry, f"kvplane_router_{name}", text, *labels)
 
-    def _timer(self, name: str, text: str, grain: tuple[float, ...], *labels: str) -> Histogram:
-        full = f"kvplane_router_{name}"
-        return Histogram(full, text, labels, registry=self.registry, buckets=grain)
+    def _timer(self, name: str, text: str, grain: tuple[float, ...], *labels: str) -> Spreads:
+        return spreads(self.registry, f"kvplane_router_{name}", text, grain, *labels)
 
     def watch(
         self,
@@ -110,6 +110,37 @@ class RouterMetrics:
     def watch_drift(self, errors: Errors, verdict: Callable[[Worker], Verdict | None]) -> None:
         """Show at every scrape how well the index foretells."""
         self.registry.register(_Drift(errors, verdict))
+
+    def watch_open(self, open_now: Mapping[str, Callable[[], int]]) -> None:
+        """Show at every scrape how many things of each kind are under way."""
+        self.registry.register(_Open(open_now))
+
+
+OPEN = {
+    "legs_open": "Requests to engines that are neither complete nor failed.",
+    "connections_busy": "Connections to engines that carry a request.",
+    "connections_idle": "Connections to engines that wait for one.",
+    "aftermath_open": "Answered requests whose prefill or evidence is still waited for.",
+    "tasks": "Tasks of the process's event loop.",
+}
+
+
+class _Open(Collector):
+    """Gauges of what must come back to where it was when nobody asks anything any more."""
+
+    def __init__(self, open_now: Mapping[str, Callable[[], int]]) -> None:
+        self._open_now = open_now
+
+    def describe(self) -> list[Any]:
+        """Nothing, as below."""
+        return []
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        """One sample each."""
+        for name, count in self._open_now.items():
+            gauge = _gauge(name, OPEN[name], [])
+            gauge.add_metric([], count())
+            yield gauge
 
 
 class RecallState(Collector):

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import re
 import socket
+import ssl
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
@@ -59,6 +60,7 @@ class Peer:
     """What happened at the server."""
 
     port: int = 0
+    tls: bool = False
     requests: list[bytes] = field(default_factory=list)
     connections: int = 0
     open: int = 0
@@ -66,13 +68,13 @@ class Peer:
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
+        return f"http{'s' * self.tls}://127.0.0.1:{self.port}"
 
 
 @contextlib.asynccontextmanager
-async def peer(script: Script) -> AsyncIterator[Peer]:
+async def peer(script: Script, tls: ssl.SSLContext | None = None) -> AsyncIterator[Peer]:
     """Serve `script` on a free port of loopback; every connection is closed when it returns."""
-    state = Peer()
+    state = Peer(tls=tls is not None)
     tasks: set[asyncio.Task[None]] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -90,7 +92,7 @@ async def peer(script: Script) -> AsyncIterator[Peer]:
             writer.close()
             tasks.discard(task)
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=2**24)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=2**24, ssl=tls)
     state.port = server.sockets[0].getsockname()[1]
     try:
         yield state

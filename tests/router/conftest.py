@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 import pytest
 import uvloop
 
-BOTH_LOOPS = {"test_legs.py", "test_dispatch.py"}  # the gateway runs on uvloop, embedders may not
+# The gateway runs on uvloop, embedders may not.
+BOTH_LOOPS = {"test_legs.py", "test_legs_keeping.py", "test_legs_tls.py", "test_dispatch.py"}
 
 
 def pytest_asyncio_loop_factories(

@@ -389,7 +389,7 @@ async def test_no_head_is_a_timeout_and_the_engine_sees_the_close() -> None:
 
 async def test_a_silent_body_is_a_timeout_but_not_while_we_are_the_slow_side() -> None:
     clock = FakeClock()
-    legs = Legs(LegSettings(idle_s=5), clock)
+    legs = Legs(LegSettings(idle_s=5, pause_bytes=3), clock)
 
     async def script(call: Call) -> None:
         await call.request()
@@ -399,7 +399,7 @@ async def test_a_silent_body_is_a_timeout_but_not_while_we_are_the_slow_side() -
     async with peer(script) as engine:
         leg = legs.begin(Origin.parse(engine.url), "/generate")
         await leg.head()
-        await until(lambda: leg.buffered_bytes == 3)
+        await until(lambda: leg.paused)
         clock.advance(60)
         legs.sweep()
         assert await leg.chunk() == b"abc"
@@ -411,6 +411,26 @@ async def test_a_silent_body_is_a_timeout_but_not_while_we_are_the_slow_side() -
         with pytest.raises(TimedOut, match="silent for 5 s"):
             await leg.chunk()
         assert legs.live == 0
+    await legs.stop()
+
+
+async def test_what_waits_to_be_taken_does_not_hide_that_the_engine_is_silent() -> None:
+    """A plain answer is held back until it is whole: what came of it may not stop its clock."""
+    clock = FakeClock()
+    legs = Legs(LegSettings(idle_s=5), clock)
+
+    async def script(call: Call) -> None:
+        await call.request()
+        await call.send(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nabc")
+        await call.closed()
+
+    async with peer(script) as engine:
+        leg = legs.begin(Origin.parse(engine.url), "/generate")
+        await until(lambda: leg.buffered_bytes == 3)
+        clock.advance(5.1)
+        legs.sweep()
+        assert type(leg.error) is TimedOut
+        await until(lambda: engine.seen_closed == 1)
     await legs.stop()
 
 
@@ -602,6 +622,26 @@ async def test_waiters_move_on_when_a_connection_dies() -> None:
         with pytest.raises(Cut):
             await first.head()
         assert await second.read(MOST) == b"late"
+    await legs.stop()
+
+
+async def test_a_wait_for_a_full_engine_ends_as_our_fault_and_takes_nothing_off_a_connect() -> None:
+    clock = FakeClock()
+    legs = Legs(LegSettings(connections=1, connect_s=3, wait_s=10), clock)
+    async with peer(_silent) as engine:
+        origin = Origin.parse(engine.url)
+        first, second, third = (legs.begin(origin, "/generate") for _ in range(3))
+        await until(lambda: engine.requests)
+        clock.advance(9.9)
+        legs.sweep()
+        assert not second.over, "it waits for one, no connect hangs"
+        first.abort()
+        await until(lambda: len(engine.requests) == 2)
+        assert second.phase is Phase.SENT
+        clock.advance(0.2)
+        legs.sweep()
+        assert type(third.error) is PoolFull
+        assert not second.over
     await legs.stop()
 
 

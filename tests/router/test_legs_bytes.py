@@ -1,0 +1,255 @@
+"""Leg bytes: any answer, cut anywhere, against an independent parser; and bytes that are none.
+
+No sockets: the connection is fed by hand, so that thousands of answers take a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import cast
+
+import h11
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from kvplane.router.legs_connection import Connection
+from kvplane.router.legs_errors import Cut, LegError, Malformed
+from kvplane.router.legs_exchange import Bell, Exchange
+from kvplane.router.legs_settings import LegSettings
+from kvplane.router.legs_wire import Origin, passed_back
+
+LIMITS = LegSettings()
+MOST_HELD = 4 * 1024 * 1024
+
+
+class Wire:
+    """A transport that goes nowhere."""
+
+    closing = False
+
+    def write(self, data: bytes) -> None: ...
+    def pause_reading(self) -> None: ...
+    def resume_reading(self) -> None: ...
+
+    def is_closing(self) -> bool:
+        return self.closing
+
+    def abort(self) -> None:
+        self.closing = True
+
+    def get_write_buffer_size(self) -> int:
+        return 0
+
+
+@dataclass
+class Came:
+    """What became of one exchange."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    body: bytes
+    complete: bool
+    error: type[LegError] | None
+    kept: bool  # the connection may carry another
+
+
+def feed(parts: list[bytes], eof: bool = True) -> Came:
+    kept: list[Connection] = []
+    connection = Connection(LIMITS, lambda: 0.0, kept.append, lambda _: None)
+    wire = Wire()
+    connection.connection_made(cast(asyncio.Transport, wire))
+    leg = Exchange(Origin("h", 1), b"", b"", LIMITS, Bell())
+    connection.send(leg)
+    for part in parts:
+        if wire.closing:
+            break
+        connection.data_received(part)
+    usable = bool(kept) and not wire.closing
+    if eof:
+        connection.connection_lost(None)
+    error = type(leg.error) if leg.error is not None else None
+    return Came(leg.status, leg.headers, leg.take(), leg.complete, error, usable)
+
+
+def h11_says(raw: bytes) -> Came:
+    """The same answer, read by another."""
+    one = h11.Connection(h11.CLIENT)
+    one.send(
+        h11.Request(method="POST", target="/", headers=[("host", "h"), ("content-length", "0")])
+    )
+    one.send(h11.EndOfMessage())
+    one.receive_data(raw)
+    one.receive_data(b"")
+    status, headers, body = 0, [], b""
+    while True:
+        event = one.next_event()
+        if isinstance(event, h11.Response):
+            status, headers = event.status_code, list(event.headers)
+        elif isinstance(event, h11.Data):
+            body += bytes(event.data)
+        elif isinstance(event, h11.EndOfMessage):
+            return Came(status, headers, body, True, None, False)
+        elif not isinstance(event, h11.InformationalResponse):
+            raise AssertionError(f"the strategy made no valid answer: {event}")
+
+
+TOKEN = st.text("abcdefghijklmnopqrstuvwxyzABCXYZ0123456789-_!#$", min_size=1, max_size=12)
+TEXT = st.text(st.characters(min_codepoint=0x21, max_codepoint=0x7E), min_size=0, max_size=30)
+OURS = {"content-length", "transfer-encoding", "connection", "upgrade", "trailer", "host", "te"}
+HEADER = st.tuples(TOKEN.filter(lambda name: name.lower() not in OURS), TEXT)
+
+
+@st.composite
+def answers(draw: st.DrawFn) -> bytes:
+    """A valid answer in any framing."""
+    status = draw(st.sampled_from([200, 201, 202, 299, 400, 404, 429, 500, 503, 599]))
+    lines = [f"{name}: {value}".encode() for name, value in draw(st.lists(HEADER, max_size=6))]
+    body = draw(st.binary(max_size=300))
+    framing = draw(st.sampled_from(["length", "chunks", "close"]))
+    end = body
+    if framing == "length":
+        lines.append(b"Content-Length: %d" % len(body))
+    elif framing == "chunks":
+        lines.append(b"Transfer-Encoding: chunked")
+        end = _chunked(draw, body)
+    head = b"HTTP/1.1 %d %s\r\n" % (status, draw(TEXT).encode())
+    early = b"HTTP/1.1 103 Early\r\nlink: </a>\r\n\r\n" * draw(st.integers(0, 2))
+    return early + head + b"".join(line + b"\r\n" for line in lines) + b"\r\n" + end
+
+
+def _chunked(draw: st.DrawFn, body: bytes) -> bytes:
+    found, at = b"", 0
+    while at < len(body):
+        size = draw(st.integers(1, len(body) - at))
+        more = draw(st.sampled_from([b"", b";a=b", b';q="x y"']))
+        found += b"%x%s\r\n%s\r\n" % (size, more, body[at : at + size])
+        at += size
+    return found + b"0\r\n" + b"x-sum: 1\r\n" * draw(st.integers(0, 2)) + b"\r\n"
+
+
+@settings(max_examples=150)
+@given(answers(), st.lists(st.floats(0, 1), max_size=6))
+def test_any_valid_answer_cut_anywhere_is_what_another_parser_reads(
+    raw: bytes, places: list[float]
+) -> None:
+    expected = h11_says(raw)
+    cuts = sorted({0, len(raw), *(int(place * len(raw)) for place in places)})
+    came = feed([raw[a:b] for a, b in pairwise(cuts)])
+    assert came.error is None and came.complete
+    assert (came.status, came.body) == (expected.status, expected.body)
+    assert came.headers == [(name.lower(), value) for name, value in expected.headers]
+
+
+@settings(max_examples=100)
+@given(answers(), st.data())
+def test_a_valid_answer_cut_short_is_never_taken_for_a_whole_one(
+    raw: bytes, data: st.DataObject
+) -> None:
+    until_close = b"Content-Length:" not in raw and b"Transfer-Encoding:" not in raw
+    at = data.draw(st.integers(0, len(raw) - 1))
+    came = feed([raw[:at]])
+    if until_close and came.status:
+        return  # ends where it ends: nothing can tell
+    whole = h11_says(raw)
+    assert came.error is Cut and not came.complete
+    assert whole.body.startswith(came.body)
+
+
+CHUNKED = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
+CORPUS = [
+    b"HTTP/1.1 200 OK\r\ncontent-length: 5\r\n\r\nhello",
+    CHUNKED + b"5\r\nhello\r\n0\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\n\r\nhello",
+]
+
+
+@settings(max_examples=300)
+@given(st.sampled_from(CORPUS), st.lists(st.tuples(st.integers(0, 80), st.binary(max_size=3)),
+       min_size=1, max_size=4), st.integers(1, 80))  # fmt: skip
+@example(CORPUS[0], [(0, b"")], 1)
+def test_mutated_bytes_are_a_result_or_one_of_our_errors(
+    raw: bytes, changes: list[tuple[int, bytes]], step: int
+) -> None:
+    for place, put in changes:
+        at = place % len(raw)
+        raw = raw[:at] + put + raw[at + 1 :]
+    came = feed([raw[at : at + step] for at in range(0, len(raw), step)])
+    assert came.complete != (came.error is not None)
+    for name, value in passed_back(came.headers):
+        assert not any(byte in b"\r\n\0" for byte in name + value), "it could split our answer"
+    assert 0 <= came.status < 600
+    assert len(came.body) <= len(raw)
+
+
+@settings(max_examples=100)
+@given(st.binary(max_size=2000), st.integers(1, 500))
+def test_noise_is_one_of_our_errors(raw: bytes, step: int) -> None:
+    came = feed([raw[at : at + step] for at in range(0, len(raw), step)])
+    assert came.error in (Cut, Malformed)
+    assert not came.kept
+
+
+HOSTILE = {
+    "bare cr in a value": b"HTTP/1.1 200 OK\r\nx: a\rb\r\ncontent-length: 0\r\n\r\n",
+    "bare lf in a value": b"HTTP/1.1 200 OK\r\nx: a\nset-cookie: b\r\ncontent-length: 0\r\n\r\n",
+    "nul in a value": b"HTTP/1.1 200 OK\r\nx: a\0b\r\ncontent-length: 0\r\n\r\n",
+    "folded": b"HTTP/1.1 200 OK\r\nx: a\r\n b\r\ncontent-length: 0\r\n\r\n",
+    "blank before the colon": b"HTTP/1.1 200 OK\r\ncontent-length : 0\r\n\r\n",
+    "no name": b"HTTP/1.1 200 OK\r\n: a\r\ncontent-length: 0\r\n\r\n",
+    "negative length": b"HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\n",
+    "signed length": b"HTTP/1.1 200 OK\r\ncontent-length: +1\r\n\r\na",
+    "hex length": b"HTTP/1.1 200 OK\r\ncontent-length: 0x1\r\n\r\na",
+    "length twice in one": b"HTTP/1.1 200 OK\r\ncontent-length: 1, 1\r\n\r\na",
+    "length beyond 64 bit": b"HTTP/1.1 200 OK\r\ncontent-length: 99999999999999999999\r\n\r\na",
+    "chunked twice": b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked, chunked\r\n\r\n0\r\n\r\n",
+    "chunk beyond 64 bit": CHUNKED + b"fffffffffffffffff\r\na",
+    "signed chunk": CHUNKED + b"-1\r\na\r\n0\r\n\r\n",
+    "chunk longer than said": CHUNKED + b"1\r\nab\r\n0\r\n\r\n",
+    "status 000": b"HTTP/1.1 000 No\r\ncontent-length: 0\r\n\r\n",
+    "status 099": b"HTTP/1.1 099 No\r\ncontent-length: 0\r\n\r\n",
+    "status 999": b"HTTP/1.1 999 No\r\ncontent-length: 0\r\n\r\n",
+    "http 9.9": b"HTTP/9.9 200 OK\r\ncontent-length: 0\r\n\r\n",
+    "http 0.9": b"<html>hello</html>",
+    "icy": b"ICY 200 OK\r\n\r\n",
+    "upgrade": b"HTTP/1.1 101 Switch\r\nconnection: upgrade\r\nupgrade: h2c\r\n\r\n",
+}
+
+
+@pytest.mark.parametrize("raw", HOSTILE.values(), ids=HOSTILE.keys())
+@pytest.mark.parametrize("step", [1, 7, 10_000])
+def test_a_hostile_answer_is_malformed_however_it_is_cut(raw: bytes, step: int) -> None:
+    came = feed([raw[at : at + step] for at in range(0, len(raw), step)])
+    assert came.error is Malformed, came
+    assert not came.kept
+
+
+def test_what_an_engine_floods_is_cut_off_at_a_bound() -> None:
+    floods = {
+        "head": [b"HTTP/1.1 200 OK\r\n"] + [b"x: " + b"a" * 4000 + b"\r\n"] * 1000,
+        "one header": [b"HTTP/1.1 200 OK\r\nx: "] + [b"a" * 65536] * 100,
+        "reason": [b"HTTP/1.1 200 "] + [b"a" * 65536] * 100,
+        "1xx": [b"HTTP/1.1 100 Continue\r\n\r\n"] * 100,
+        "chunk extension": [CHUNKED, b"1;"] + [b"a" * 65536] * 100,
+        "trailers": [CHUNKED, b"0\r\n"] + [b"x: " + b"a" * 4000 + b"\r\n"] * 1000,
+        "one trailer": [CHUNKED, b"0\r\nx: "] + [b"a" * 65536] * 100,
+    }
+    for name, parts in floods.items():
+        came = feed(parts, eof=False)
+        assert came.error is Malformed, name
+
+
+def test_a_stream_leaves_its_length_behind_so_that_an_error_event_still_fits() -> None:
+    told = [(b"content-type", b"text/event-stream"), (b"content-length", b"9"), (b"x", b"y")]
+    assert passed_back(told, stream=True) == [(b"content-type", b"text/event-stream"), (b"x", b"y")]
+    assert (b"content-length", b"9") in passed_back(told)
+
+
+def test_what_an_engine_calls_hop_by_hop_and_our_own_names_stay_behind() -> None:
+    told = [
+        (b"connection", b"close, X-Secret"), (b"x-secret", b"1"), (b"x-kvplane-room", b"7"),
+        (b"transfer-encoding", b"chunked"), (b"x-request-id", b"theirs"), (b"x-real", b"1"),
+    ]  # fmt: skip
+    assert passed_back(told) == [(b"x-real", b"1")]

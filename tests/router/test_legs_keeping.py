@@ -1,0 +1,138 @@
+"""Kept connections: how long they idle, and what an engine's own habit teaches."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from kit.clock import FakeClock
+from kit.peer import Call, Peer, Script, answer, peer, replies
+from kit.wait import until
+
+from kvplane.router.legs import LESSON_LEAST_S, LESSON_SHARE, Legs
+from kvplane.router.legs_errors import Stale
+from kvplane.router.legs_settings import LegSettings
+from kvplane.router.legs_wire import Origin
+
+
+async def fetch(legs: Legs, engine: Peer) -> None:
+    leg = legs.begin(Origin.parse(engine.url), "/generate", [], b"{}")
+    try:
+        await leg.head()
+        assert await leg.read(1000) == b"{}"
+    finally:
+        leg.abort()
+
+
+def closing(gate: asyncio.Event) -> Script:
+    """Answers, and closes each connection when the gate is open and it idles."""
+
+    async def script(call: Call) -> None:
+        while True:
+            request = asyncio.ensure_future(call.request())
+            opened = asyncio.ensure_future(gate.wait())
+            await asyncio.wait((request, opened), return_when=asyncio.FIRST_COMPLETED)
+            opened.cancel()
+            if not request.done():
+                request.cancel()
+                return
+            if not request.result():
+                return
+            await call.send(answer())
+
+    return script
+
+
+async def test_an_engine_seen_to_close_idle_connections_is_left_sooner_from_then_on() -> None:
+    clock, gate = FakeClock(), asyncio.Event()
+    legs = Legs(LegSettings(lesson_s=60), clock)
+    async with peer(closing(gate)) as engine:
+        await fetch(legs, engine)
+        clock.advance(1.0)
+        gate.set()
+        await until(lambda: legs.sockets == 0)
+        gate.clear()
+        await fetch(legs, engine)
+        clock.advance(1.0 * LESSON_SHARE - 0.05)
+        await fetch(legs, engine)
+        assert engine.connections == 2, "used again while the engine keeps it"
+        clock.advance(1.0 * LESSON_SHARE + 0.05)
+        await fetch(legs, engine)
+        assert engine.connections == 3, "left before the engine would close it"
+        clock.advance(61)
+        legs.sweep()
+        await fetch(legs, engine)
+        clock.advance(2.0)
+        await fetch(legs, engine)
+        assert engine.connections == 4, "the lesson is forgotten after its time"
+    await legs.stop()
+
+
+async def test_an_engine_that_ends_teaches_nothing() -> None:
+    clock, gate = FakeClock(), asyncio.Event()
+    legs = Legs(clock=clock)
+    async with peer(closing(gate)) as engine:
+        await fetch(legs, engine)
+        clock.advance(LESSON_LEAST_S / 2)
+        gate.set()
+        await until(lambda: legs.sockets == 0)
+        gate.clear()
+        await fetch(legs, engine)
+        clock.advance(3.9)
+        await fetch(legs, engine)
+        assert engine.connections == 2
+    await legs.stop()
+
+
+async def test_one_that_died_on_reuse_teaches_too() -> None:
+    clock = FakeClock()
+    legs = Legs(clock=clock)
+
+    async def script(call: Call) -> None:
+        await call.request()
+        await call.send(answer())
+        await call.request()
+
+    async with peer(script) as engine:
+        await fetch(legs, engine)
+        clock.advance(2.0)
+        with pytest.raises(Stale):
+            await fetch(legs, engine)
+        await fetch(legs, engine)
+        clock.advance(2.0 * LESSON_SHARE + 0.01)
+        await fetch(legs, engine)
+        assert engine.connections == 3
+    await legs.stop()
+
+
+async def test_engines_that_are_no_longer_named_are_forgotten_with_their_connections() -> None:
+    legs = Legs()
+    async with peer(replies(answer())) as one, peer(replies(answer())) as other:
+        await fetch(legs, one)
+        await fetch(legs, other)
+        assert legs.idling == 2
+        legs.keep_only({Origin.parse(other.url)})
+        await until(lambda: legs.sockets == 1 and one.open == 0)
+        await fetch(legs, other)
+        assert other.connections == 1
+    await legs.stop()
+
+
+async def test_a_connection_that_died_unseen_fails_once_as_stale_and_nobody_sends_again() -> None:
+    """A firewall that dropped its state, an engine that was killed: a write meets a reset."""
+
+    async def script(call: Call) -> None:
+        await call.request()
+        await call.send(answer())
+        await call.request()
+        call.reset()
+
+    legs = Legs()
+    async with peer(script) as engine:
+        await fetch(legs, engine)
+        leg = legs.begin(Origin.parse(engine.url), "/generate", [], b"{}")
+        await until(lambda: leg.over)
+        assert type(leg.error) is Stale
+        assert leg.error.reused and leg.error.received_bytes == 0
+        assert len(engine.requests) == 2
+    await legs.stop()

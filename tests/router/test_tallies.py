@@ -1,0 +1,75 @@
+"""Tallies: what is moved is what a scraper reads, as prometheus_client itself would show it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import pytest
+from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client.exposition import generate_latest
+
+from kvplane.router.tallies import counts, spreads
+
+GRAIN = (0.001, 0.5, 1, 2.5)
+
+
+class Side(StrEnum):
+    LEFT = "left"
+
+
+def moved(registry: CollectorRegistry, things: object, seconds: object, bare: object) -> str:
+    for _ in range(3):
+        things.labels("a", 'b"\n').inc()  # type: ignore[attr-defined]
+    things.labels("a", "c").inc(2.5)  # type: ignore[attr-defined]
+    for value in (0.0, 0.001, 0.0011, 0.7, 1, 9):
+        seconds.labels("x").observe(value)  # type: ignore[attr-defined]
+    bare.inc(0)  # type: ignore[attr-defined]
+    text = generate_latest(registry).decode()
+    return "\n".join(line for line in text.splitlines() if "_created" not in line)
+
+
+def test_a_scrape_is_byte_for_byte_that_of_prometheus_client() -> None:
+    ours, theirs = CollectorRegistry(), CollectorRegistry()
+    told = moved(
+        ours,
+        counts(ours, "k_things_total", "Things.", "one", "two"),
+        spreads(ours, "k_seconds", "How long.", GRAIN, "what"),
+        counts(ours, "k_bare_total", "Bare."),
+    )
+    assert told == moved(
+        theirs,
+        Counter("k_things_total", "Things.", ("one", "two"), registry=theirs),
+        Histogram("k_seconds", "How long.", ("what",), registry=theirs, buckets=GRAIN),
+        Counter("k_bare_total", "Bare.", registry=theirs),
+    )
+    assert 'k_seconds_bucket{le="0.001",what="x"} 2.0' in told
+
+
+def test_what_has_no_labels_is_shown_before_it_moves() -> None:
+    registry = CollectorRegistry()
+    counts(registry, "k_bare_total", "Bare.")
+    spreads(registry, "k_seconds", "How long.", GRAIN).observe(0.3)
+    assert registry.get_sample_value("k_bare_total") == 0
+    assert registry.get_sample_value("k_seconds_bucket", {"le": "0.5"}) == 1
+    assert registry.get_sample_value("k_seconds_count") == 1
+
+
+def test_an_enum_and_its_text_are_one_label() -> None:
+    registry = CollectorRegistry()
+    things = counts(registry, "k_things_total", "Things.", "side")
+    things.labels(Side.LEFT).inc()
+    things.labels("left").inc()
+    assert registry.get_sample_value("k_things_total", {"side": "left"}) == 2
+
+
+def test_wrong_labels_a_second_name_and_less_are_refused() -> None:
+    registry = CollectorRegistry()
+    things = counts(registry, "k_things_total", "Things.", "side")
+    with pytest.raises(ValueError, match="k_things_total"):
+        things.labels("a", "b")
+    with pytest.raises(ValueError, match="Duplicated"):
+        counts(registry, "k_things_total", "Again.")
+    with pytest.raises(AssertionError, match="grows"):
+        things.labels("a").inc(-1)
+    with pytest.raises(AssertionError, match="labels"):
+        things.inc()
