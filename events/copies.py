@@ -10,8 +10,10 @@ comes or goes.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from kvplane.index import TIERS, Row, Value, group_of
-from kvplane.vocabulary import Epoch, Worker
+from kvplane.vocabulary import BlockHash, Epoch, Tier, Worker
 
 from .ageing import Ageing
 from .memo import Memo
@@ -80,6 +82,29 @@ class Copies:
             self._forget(key, row, out)
         return now[at]
 
+    def let_go(self, keys: Iterator[bytes], tier: Tier, at: int, out: Translation) -> bytes | None:
+        """The first key that needs a closer look; all before it had their only copy in this tier.
+
+        Nearly all removals are of that kind: `fewer` does the same to one, in four times the time.
+        """
+        if self._memo.lower or self.fallen is not None:
+            return next(keys, None)
+        table, rows, counts, one = self.table, out.rows, self.held.counts, ONE[at]
+        blocks: list[BlockHash] = []
+        odd = None
+        for key in keys:
+            row = table.get(key)
+            if type(row) is not Row or row.copies != one:
+                odd = key
+                break
+            del table[key]
+            rows[key] = None
+            counts[row.age] -= 1
+            blocks.append(row.block)
+        if blocks:
+            out.gone(self.who, tier, blocks, None)
+        return odd
+
     def _write(self, key: bytes, old: Row, copies: Counts, age: int, out: Translation) -> Row:
         self._leave(key, old)
         row = Row(old.block, old.parent, copies, old.block_size, age)
@@ -120,7 +145,7 @@ class Copies:
         """Of every tier that has copies."""
         for tier, count in zip(TIERS, row.copies, strict=True):
             if count:
-                out.gone(self.who, tier, row.block, group_of(key))
+                out.gone(self.who, tier, (row.block,), group_of(key))
 
     def trim(self, out: Translation) -> None:
         """Let the oldest go where there are too many; what is left of their chains only counts

@@ -175,14 +175,17 @@ class Counted:
 
     def _removed(self, event: BlocksRemoved, out: Translation) -> None:
         at, tier, copies = AT[event.tier], event.tier, self._copies
-        for key in event.hashes:
+        keys, plain = iter(event.hashes), not self.chunks.told
+        while True:
+            key = copies.let_go(keys, tier, at, out) if plain else next(keys, None)
+            if key is None:
+                return
             row = self._table.get(key)
             if type(row) is not Row or not row.copies[at]:
                 if not self.waiting.remove(key, at, out):
                     out.left_out["unknown-removal"] += 1
-                continue
-            if not copies.fewer(key, row, at, out):
-                out.gone(copies.who, tier, row.block, None)
+            elif not copies.fewer(key, row, at, out):
+                out.gone(copies.who, tier, (row.block,), None)
                 if key in self.chunks.told:
                     self.chunks.removed(key, at, out)
 

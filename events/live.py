@@ -1,8 +1,8 @@
 """Live: the SUB socket of one worker.
 
 Edge: bytes off the wire and the state of the connection, no judgement. Used by subscriber.py. Open
-it to change how messages are taken off a socket. One wait for its descriptor, then a drain without
-waiting: 13 us a message instead of 36 (measured); the descriptor is watched only in that wait.
+it to change how messages are taken off a socket: its descriptor tells that something came, the next
+beat of pulse.py wakes who waits for it, and all that is there by then is taken without waiting.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import zmq
 import zmq.asyncio
 from zmq.utils.monitor import parse_monitor_message
 
+from .pulse import Pulse
 from .settings import EventsSettings
 
 _WATCHED = (
@@ -30,10 +31,16 @@ class Live:
     """Connects on `open`; ZMQ reconnects by itself, `connections` counts how often it did."""
 
     def __init__(
-        self, context: zmq.asyncio.Context, endpoint: str, settings: EventsSettings, topic: str
+        self,
+        context: zmq.asyncio.Context,
+        endpoint: str,
+        settings: EventsSettings,
+        topic: str,
+        pulse: Pulse,
     ) -> None:
         self._context, self._endpoint, self._settings = context, endpoint, settings
-        self._topic = topic
+        self._topic, self._pulse = topic, pulse
+        self._asked = False  # the next beat will tell of what came
         self.connections = 0
         self.up = False
         self.fresh = False  # what was taken last came by this connection, not by one before it
@@ -65,6 +72,7 @@ class Live:
             monitor.connect(address)
             asyncio.get_running_loop().add_reader(_descriptor(monitor), self._look)
             self._look()  # a descriptor tells of the first only after a look in vain
+        asyncio.get_running_loop().add_reader(_descriptor(socket), self._arrived)
         socket.connect(self._endpoint)
 
     async def connected(self, timeout_s: float) -> bool:
@@ -76,22 +84,29 @@ class Live:
         return self.up
 
     async def receive(self, timeout_s: float) -> list[list[bytes]]:
-        """Messages that are there; empty when none came in time or the connection changed."""
-        socket = self._socket
-        assert socket is not None, "open() comes first"
-        if not _waiting(socket):
-            loop = asyncio.get_running_loop()
-            loop.add_reader(_descriptor(socket), self._arrived)
-            try:
-                await self._wait(timeout_s)
-            finally:
-                loop.remove_reader(_descriptor(socket))
+        """What is there at the next beat; empty when nothing came in time, or the connection
+        changed."""
+        assert self._socket is not None, "open() comes first"
+        if not self._asked and _waiting(self._socket):
+            self._ask()
+        await self._wait(timeout_s)
         return self.take()
 
     def _arrived(self) -> None:
-        """The descriptor tells of anything; only the socket knows whether a message is whole."""
-        if self._socket is not None and _waiting(self._socket):
-            self._call()
+        """The descriptor tells of anything; only the socket knows whether a message is whole.
+
+        To look also keeps the descriptor from telling the same again while nobody waits.
+        """
+        if self._socket is not None and _waiting(self._socket) and self._wake and not self._asked:
+            self._ask()
+
+    def _ask(self) -> None:
+        self._asked = True
+        self._pulse.call(self._beat)
+
+    def _beat(self) -> None:
+        self._asked = False
+        self._call()
 
     def take(self) -> list[list[bytes]]:
         """What is there, and then what the monitor said: first whose batches these are."""
@@ -162,6 +177,7 @@ class Live:
         if monitor is not None:
             asyncio.get_running_loop().remove_reader(_descriptor(monitor))
         if self._socket is not None:
+            asyncio.get_running_loop().remove_reader(_descriptor(self._socket))
             if monitor is not None:
                 self._socket.disable_monitor()
             self._socket.close(linger=0)

@@ -89,7 +89,7 @@ class Chunks:
             row = self._table.get(key)
             if key != chunk and isinstance(row, Row) and row.copies[at]:
                 self._copies.fewer(key, row, at, out, row.copies[at])
-                out.gone(self._copies.who, TIERS[at], row.block, None)
+                out.gone(self._copies.who, TIERS[at], (row.block,), None)
         last = self._table.get(chunk)
         if not isinstance(last, Row) or not any(last.copies[1:]):
             self._drop(chunk, out)
@@ -116,7 +116,7 @@ class Chunks:
                 row = self._table.get(key)
                 if isinstance(row, Row) and row.copies[at]:
                     self._copies.fewer(key, row, at, out, row.copies[at])
-                    out.gone(self._copies.who, TIERS[at], row.block, None)
+                    out.gone(self._copies.who, TIERS[at], (row.block,), None)
                     out.left_out["expired"] += 1
         self._drop(chunk, out)
 

@@ -82,7 +82,7 @@ class EventsMetrics:
         """One batch in order."""
         self.batches.inc()
         for kind, number in Tally(map(type, decoded.events)).items():
-            self._kinds[kind].inc(number)
+            self._kinds[kind].inc(number + (decoded.joined if kind is BlocksRemoved else 0))
         for drop in decoded.dropped:
             self.dropped.labels(drop.kind).inc()
         for name in decoded.unknown:

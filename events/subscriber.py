@@ -132,7 +132,7 @@ class Subscriber:
 
     async def _run(self) -> None:
         topic = self.place.topic or self._settings.topic
-        live = Live(self._context, self.place.events, self._settings, topic)
+        live = Live(self._context, self.place.events, self._settings, topic, self._pulse)
         waits = backoff(self._settings.store_retry_s, most_s=self._settings.store_retry_most_s)
         self._checked = self._judged = 0
         try:
@@ -161,23 +161,15 @@ class Subscriber:
             await self._look_round(live, heard)
 
     async def _gather(self, live: Live) -> bool:
-        """What comes until the next beat goes to the store as one; false: nothing came for long."""
+        """What came until a beat goes to the store as one; false: nothing came for long."""
         messages = await live.receive(self._silence.look_s)
         if not messages:
             return False
         await self._meet(live)  # first whose batches these are
         await self._hear(messages, live.fresh)
-        if self._writer.gathered:
-            messages = await self._next_beat(live)
-            await self._meet(live)
-            await self._hear(messages, live.fresh)
         await self._writer.flush()
         await self._repair.settle()
         return True
-
-    async def _next_beat(self, live: Live) -> list[list[bytes]]:
-        await self._pulse.wait()
-        return live.take()
 
     async def _meet(self, live: Live) -> None:
         """Behind a new connection there may be a new life: ask before anything is believed."""

@@ -146,4 +146,4 @@ class Groups:
             if not isinstance(row, Row) or not row.copies[at]:
                 out.left_out["unknown-removal"] += 1
             elif not self._copies.fewer(mine, row, at, out):
-                out.gone(self._copies.who, event.tier, row.block, event.group)
+                out.gone(self._copies.who, event.tier, (row.block,), event.group)

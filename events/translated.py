@@ -10,6 +10,7 @@ more thing about a batch.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from kvplane.index import TIERS, Value
@@ -87,14 +88,18 @@ class Translation:
         self._run.append(block)
 
     def gone(
-        self, who: tuple[Worker, Epoch], tier: Tier, block: BlockHash, group: int | None
+        self,
+        who: tuple[Worker, Epoch],
+        tier: Tier,
+        blocks: Iterable[BlockHash],
+        group: int | None,
     ) -> None:
-        """One block is no longer held in one tier."""
+        """These blocks are no longer held in one tier."""
         of = self._of
         if type(of) is not Removed or of.tier is not tier or of.group != group:
             self.settle()
             self._of = Removed(*who, tier, (), group)
-        self._run.append(block)
+        self._run += blocks
 
     def settle(self) -> None:
         """Close the change that is being gathered."""

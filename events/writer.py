@@ -187,11 +187,6 @@ class Writer:
         """Why a depth may be more than the engine serves: of the model, not of what was lost."""
         return self._translator.caveat
 
-    @property
-    def gathered(self) -> bool:
-        """Something is taken and not written yet."""
-        return self._first is not None
-
     def lose(self, known_from: int, what: str) -> None:
         """What came before the next batch cannot be had: clear, and know only what follows."""
         assert self._first is None, "flush() comes before lose()"

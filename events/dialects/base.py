@@ -83,8 +83,7 @@ class Dropped:
         return self.kind in ("BlockRemoved", "AllBlocksCleared")
 
 
-@dataclass(frozen=True, slots=True)
-class Decoded:
+class Decoded(msgspec.Struct, frozen=True):
     """One batch of an engine.
 
     `unknown` names what was read past, each name once in the life of a Reader, so that it can be
@@ -96,6 +95,7 @@ class Decoded:
     dp_rank: int | None
     dropped: tuple[Dropped, ...] = ()
     unknown: tuple[str, ...] = ()
+    joined: int = 0  # removals that became part of the noun before them
 
 
 @dataclass(frozen=True, slots=True)

@@ -67,9 +67,11 @@ class Reader:
         """The events of a batch in order; raises BadBatch where there is no batch."""
         batch = self._swift.read(payload)
         if batch is not None:
-            events = self._plain(batch.events)
+            frames = self._swift.joined(batch.events)
+            events = self._plain(frames)
             if events is not None:
-                return Decoded(_clock(batch.ts), events, batch.dp_rank)
+                joined = len(batch.events) - len(frames)
+                return Decoded(_clock(batch.ts), events, batch.dp_rank, joined=joined)
         return self._one_by_one(payload)
 
     def _plain(self, frames: Sequence[Any]) -> tuple[EngineEvent, ...] | None:

@@ -13,6 +13,7 @@ from typing import Any, Generic, TypeVar, get_args
 import msgspec
 
 _MOST = 1 << 20  # bytes; a longer batch that does not fit would be read several times
+REMOVED = "BlockRemoved"  # the tag of what wire.py has; engines tell one hash in each
 _Kinds = TypeVar("_Kinds")
 
 
@@ -29,6 +30,8 @@ class Swift:
 
     def __init__(self, layouts: Sequence[Any]) -> None:
         kinds = [strict(one) for one in layouts]
+        told = [kind for one in kinds for kind in get_args(one)]
+        self._removals = frozenset(kind for kind in told if kind.__struct_config__.tag == REMOVED)
         self._decoders = [msgspec.msgpack.Decoder(Batch[kind]) for kind in kinds]  # type: ignore[valid-type]
 
     def read(self, payload: bytes) -> Batch[Any] | None:
@@ -44,6 +47,29 @@ class Swift:
                 self._decoders.insert(0, self._decoders.pop(at))
             return batch
         return None
+
+    def joined(self, frames: Sequence[Any]) -> list[Any]:
+        """Removals told one after the other, of one tier and group, as one of all their hashes.
+
+        Spends the frames: the first of each run takes the hashes of the others.
+        """
+        kept, removals, last = [], self._removals, None
+        for frame in frames:
+            if type(frame) not in removals:
+                last = None
+            elif last is not None and _alike(frame, last):
+                last.block_hashes.extend(frame.block_hashes)
+                continue
+            else:
+                last = frame
+            kept.append(frame)
+        return kept
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if one.group_idx != other.group_idx or one.locality != other.locality:
+        return False
+    return bool(one.medium == other.medium)
 
 
 def strict(kinds: Any) -> Any:

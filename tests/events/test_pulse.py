@@ -10,12 +10,19 @@ from kvplane.runtime import cancel
 EVERY_S = 0.05
 
 
+async def beat(pulse: Pulse) -> None:
+    """Until the next one."""
+    called = asyncio.get_running_loop().create_future()
+    pulse.call(lambda: called.done() or called.set_result(None))
+    await called
+
+
 async def waited(pulse: Pulse) -> float:
     """Seconds until the next beat."""
     loop = asyncio.get_running_loop()
     begun = loop.time()
     async with asyncio.timeout(5):
-        await pulse.wait()
+        await beat(pulse)
     return loop.time() - begun
 
 
@@ -31,10 +38,10 @@ async def test_the_first_waits_for_nothing_and_the_next_for_the_rest_of_the_beat
 
 async def test_who_comes_while_others_wait_goes_on_with_them() -> None:
     pulse, woken = Pulse(EVERY_S), list[float]()
-    await pulse.wait()
+    await beat(pulse)
 
     async def one() -> None:
-        await pulse.wait()
+        await beat(pulse)
         woken.append(asyncio.get_running_loop().time())
 
     early = asyncio.create_task(one())
@@ -45,7 +52,7 @@ async def test_who_comes_while_others_wait_goes_on_with_them() -> None:
 
 async def test_one_that_gives_up_takes_nobody_along() -> None:
     pulse = Pulse(EVERY_S)
-    await pulse.wait()
+    await beat(pulse)
     gone, stays = (asyncio.create_task(waited(pulse)) for _ in range(2))
     await asyncio.sleep(0)
     await cancel(gone)
