@@ -138,7 +138,7 @@ async def _answer(attempt: Attempt, client: Client, headers: HeaderList) -> None
         await client.bell.wait()
     attempt.started = True
     attempt.on_start()
-    await client.start(decode.status, [*passed_back(decode.headers), *headers])
+    await client.start(decode.status, [*passed_back(decode.headers, is_stream(decode)), *headers])
     while True:
         _look(attempt, client)
         data = decode.take()

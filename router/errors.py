@@ -49,6 +49,7 @@ class GatewayError(Exception):
     status: int = 0
     stage: str | None = None
     room: str | None = None  # as text: 64-bit numbers break JavaScript
+    request_id: str | None = None  # told in a stream's last event, where no header can follow
     retry_after: str | None = None
     raw: bytes | None = None  # an engine's own answer, passed on as it is
     raw_type: bytes = b"application/json"
@@ -82,7 +83,10 @@ class GatewayError(Exception):
 
     def event(self) -> bytes:
         """The same as the last event of a broken stream."""
-        return b"data: " + msgspec.json.encode(self.shape()) + b"\n\n"
+        shape = self.shape()
+        if self.request_id is not None:
+            shape["error"]["request_id"] = self.request_id
+        return b"data: " + msgspec.json.encode(shape) + b"\n\n"
 
     def head(self) -> list[tuple[bytes, bytes]]:
         """Headers that go with the body."""

@@ -155,7 +155,7 @@ class Journey:
         what = Outcome.NEUTRAL if failed.nobodys_fault else what
         self.judged = dict.fromkeys(self.bookings, Outcome.NEUTRAL) | {guilty: what}
         failed.cause.room = ",".join(str(binding.room) for binding in self.bindings) or None
-        failed.cause.headers = self.headers
+        failed.cause.headers, failed.cause.request_id = self.headers, self.ask.request_id
         shape = failed.cause.shape()["error"] | {"side": guilty.value, "status": failed.status}
         ended = "rejected" if failed.callers_mistake else "failed"
         self.means.ledger.close(self.meeting, ended, shape)
