@@ -25,6 +25,8 @@ from .view import TIERS, View
 
 SHOWN_TIERS = (Tier.GPU, Tier.CPU, Tier.DISK)  # always shown; remote only where there is some
 Fleet = Mapping[Worker, WorkerUp]
+Doubts = Mapping[Worker, tuple[Knowledge, str]]
+WORSE = list(Knowledge)  # worst last
 
 
 def fleet_of(ups: Sequence[WorkerUp]) -> dict[Worker, WorkerUp]:
@@ -37,13 +39,19 @@ def everybody(view: View, fleet: Fleet) -> list[Worker]:
     return sorted({*view.workers(), *fleet})
 
 
-def trust(view: View, fleet: Fleet, worker: Worker, away_s: float) -> tuple[Knowledge, str]:
-    """How far to believe what we say of a worker, and why not further.
+def trust(
+    view: View, fleet: Fleet, worker: Worker, away_s: float, doubts: Doubts | None = None
+) -> tuple[Knowledge, str]:
+    """How far to believe what we say of a worker, and why not further. `doubts`: what others who
+    look at it hold against it; the worse word counts.
 
     A block size that is not the configured one is said, not punished: each worker is judged on
     the size that its events have.
     """
     state, reason = _believed(view, fleet, worker, away_s)
+    doubt = doubts.get(worker) if doubts else None
+    if doubt is not None and WORSE.index(doubt[0]) >= WORSE.index(state):
+        state, reason = doubt
     size, configured = view.block_size(worker), _configured(view, fleet, worker)
     if configured is None:
         return state, reason
@@ -69,9 +77,16 @@ def _configured(view: View, fleet: Fleet, worker: Worker) -> int | None:
     return told if size and told and size != told else None
 
 
-def worker(view: View, fleet: Fleet, one: Worker, now: float, away_s: float) -> dict[str, Any]:
+def worker(
+    view: View,
+    fleet: Fleet,
+    one: Worker,
+    now: float,
+    away_s: float,
+    doubts: Doubts | None = None,
+) -> dict[str, Any]:
     """One element of GET /workers; `now` is the wall clock."""
-    state, reason = trust(view, fleet, one, away_s)
+    state, reason = trust(view, fleet, one, away_s, doubts)
     facts, up = view.facts(one), fleet.get(one)
     facts = facts or Facts(one, None)  # type: ignore[arg-type]
     heard = facts.heard

@@ -45,9 +45,11 @@ class _Routes:
         settings: IndexSettings,
         clock: Clock,
         desk: Desk,
+        doubts: Callable[[], answers.Doubts],
     ) -> None:
         self._view, self._follower, self._fleet = view, follower, fleet
         self._settings, self._clock, self._desk = settings, clock, desk
+        self._doubts = doubts
         self._sending = 0  # snapshots on their way
 
     async def rank(self, request: Request) -> Response:
@@ -109,7 +111,7 @@ class _Routes:
 
     def _believed(self, one: Worker) -> dict[str, Any]:
         away_s = self._follower.down_s()
-        state, reason = answers.trust(self._view, self._known_fleet(), one, away_s)
+        state, reason = answers.trust(self._view, self._known_fleet(), one, away_s, self._doubts())
         return {"knowledge": state, "reason": reason}
 
     def _known_fleet(self) -> dict[Worker, WorkerUp]:
@@ -117,7 +119,8 @@ class _Routes:
 
     def _worker(self, one: Worker, fleet: answers.Fleet) -> dict[str, Any]:
         away_s = self._follower.down_s()
-        return answers.worker(self._view, fleet, one, self._clock.wall(), away_s)
+        now, doubts = self._clock.wall(), self._doubts()
+        return answers.worker(self._view, fleet, one, now, away_s, doubts)
 
 
 class _App(FastAPI):
@@ -143,16 +146,18 @@ def index_app(
     settings: IndexSettings | None = None,
     clock: Clock | None = None,
     chains: Chains | None = None,
+    doubts: Callable[[], answers.Doubts] = dict[Worker, Any],
 ) -> FastAPI:
-    """The routes of interface.md section 4, /changes excepted. `fleet` says whom discovery sees."""
+    """The routes of interface.md section 4, /changes excepted. `fleet` says whom discovery sees,
+    `doubts` what else is held against a worker: the worse word is shown."""
     settings, clock, chains = (
         settings or IndexSettings(),
         clock or SystemClock(),
         chains or Chains(),
     )
     app = _App(title="kvplane index", description="Who holds which KV blocks.")
-    app.desk = Desk(view, follower, fleet, tokenize, metrics, settings, clock, chains)
-    routes = _Routes(view, follower, fleet, settings, clock, app.desk)
+    app.desk = Desk(view, follower, fleet, tokenize, metrics, settings, clock, chains, doubts)
+    routes = _Routes(view, follower, fleet, settings, clock, app.desk, doubts)
     app.add_api_route("/rank", routes.rank, methods=["POST"], response_model=None)
     app.add_api_route("/workers", routes.workers, response_model=None)
     app.add_api_route("/workers/{worker:path}", routes.one_worker, response_model=None)

@@ -24,6 +24,7 @@ from kvplane.runtime import Clock
 from kvplane.vocabulary import PrefixChain, Worker, WorkerUp
 
 from . import question
+from .answers import Doubts
 from .chains import Chains
 from .errors import BadValue
 from .follower import Follower
@@ -52,11 +53,12 @@ class Desk:
         settings: IndexSettings,
         clock: Clock,
         chains: Chains,
+        doubts: Callable[[], Doubts] = dict[Worker, Any],
     ) -> None:
         self._view, self._follower, self._tokenize = view, follower, tokenize
         self._fleet, self._metrics, self._chains = fleet, metrics, chains
         self._settings, self._clock = settings, clock
-        self._lines, self._roster = Lines(view), Roster(())
+        self._lines, self._roster = Lines(view, doubts), Roster(())
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One question, one answer."""

@@ -11,7 +11,7 @@ with each question for what changed. Open it to add a member to a worker's line.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import repeat
 from typing import Any
 
@@ -33,8 +33,10 @@ _encode = msgspec.json.Encoder().encode
 class Lines:
     """What was written of the workers of one view."""
 
-    def __init__(self, view: View) -> None:
-        self._view = view
+    def __init__(
+        self, view: View, doubts: Callable[[], answers.Doubts] = dict[Worker, Any]
+    ) -> None:
+        self._view, self._doubts = view, doubts
         self._lines: dict[Worker, _Line] = {}
         self._rows: list[_Line] = []  # the same, in everybody's order
         self._of: tuple[object, ...] = ()  # what all of them are true for
@@ -71,8 +73,8 @@ class Lines:
 
     def _look(self, seen: Roster, everybody: Sequence[Worker], away_s: float) -> None:
         """Write anew what is no longer true."""
-        view = self._view
-        of = (seen, everybody, view.living, view.cut_off, away_s > 1, round(away_s))
+        view, doubts = self._view, self._doubts()
+        of = (seen, everybody, view.living, view.cut_off, away_s > 1, round(away_s), doubts)
         if of == self._of and view.turn == self._turn:
             return
         self._turn = view.turn
@@ -86,13 +88,15 @@ class Lines:
         if told != self._told:
             for worker, now, before in zip(everybody, told, self._told, strict=True):
                 if now != before:
-                    self._lines[worker] = self._line(seen.fleet, worker, away_s)
+                    self._lines[worker] = self._line(seen.fleet, worker, away_s, doubts)
             self._told = told
             self._rows = [self._lines[worker] for worker in everybody]
 
-    def _line(self, fleet: answers.Fleet, worker: Worker, away_s: float) -> _Line:
+    def _line(
+        self, fleet: answers.Fleet, worker: Worker, away_s: float, doubts: answers.Doubts
+    ) -> _Line:
         view, size = self._view, answers.block_size(self._view, fleet, worker)
-        state, reason = answers.trust(view, fleet, worker, away_s)
+        state, reason = answers.trust(view, fleet, worker, away_s, doubts)
         head = {**answers.who(fleet, worker), "epoch": view.epoch(worker), "block_size": size}
         odd = answers.odd_size(view, fleet, worker)
         tail = {"knowledge": state, "reason": reason, **odd}

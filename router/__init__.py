@@ -13,6 +13,7 @@ from .dashboard import dashboard_app
 from .diagnosis import report
 from .directories import Directories
 from .discovery import DISCOVERIES, Discovery, ProbeFailed, Static, Waiting, probe
+from .engine_tokens import EngineTokens
 from .errors import GatewayError
 from .evidence import Ledger, Meeting
 from .fleet import Fleet
@@ -23,8 +24,10 @@ from .legs_errors import LegError
 from .legs_settings import LegSettings
 from .metrics import RecallState, RouterMetrics
 from .policies import POLICIES, Candidate, Need
+from .prompt_metrics import TokensState
 from .prompts import Prompt, Prompts
 from .request import Ask
+from .self_check import SelfCheck
 from .settings import (
     BreakerSettings,
     FleetSettings,
@@ -49,6 +52,7 @@ __all__ = [
     "Chooser",
     "Directories",
     "Discovery",
+    "EngineTokens",
     "Fleet",
     "FleetSettings",
     "Gateway",
@@ -68,8 +72,10 @@ __all__ = [
     "RetrySettings",
     "RouterMetrics",
     "RouterSettings",
+    "SelfCheck",
     "Static",
     "Target",
+    "TokensState",
     "Waiting",
     "WorkerDesk",
     "admin_app",

@@ -16,6 +16,7 @@ import asyncio
 import logging
 import zlib
 from array import array
+from collections import Counter
 from collections.abc import Sequence
 
 import msgspec
@@ -71,7 +72,7 @@ class EngineTokens:
         self._aside: dict[Pod, tuple[float, Reason]] = {}  # until when, and why
         self._told: Shelf[Key, bytes] = Shelf(self._settings.remembered_bytes)
         self._running = 0
-        self.asked = 0  # questions that left
+        self.counted: Counter[str] = Counter()  # questions by what came of them
 
     async def tokenise(
         self, found: Plan, body: Body, model: str
@@ -99,7 +100,15 @@ class EngineTokens:
 
     async def ask(self, url: str, raw: bytes) -> array[int]:
         """The tokens one engine tells, asked now. Raises Untold."""
-        self.asked += 1
+        try:
+            tokens = await self._ask(url, raw)
+        except Untold as error:
+            self.counted[error.reason] += 1
+            raise
+        self.counted["told"] += 1
+        return tokens
+
+    async def _ask(self, url: str, raw: bytes) -> array[int]:
         leg = self._legs.begin(Origin.parse(url), PATH, HEADERS, raw)
         try:
             async with asyncio.timeout(self._settings.attempt_s):
@@ -129,6 +138,7 @@ class EngineTokens:
         for target in order:
             key = target.up.pod, target.up.generation, raw
             if (told := self._told.get([key])[0]) is not None:
+                self.counted["remembered"] += 1
                 return array("I", told)
             try:
                 tokens = await self.ask(target.url, raw)

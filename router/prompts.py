@@ -142,8 +142,8 @@ class Prompts:
         """Token ids of each prompt in the body; `model` or an adapter of it, "" = the only one.
 
         `most_chars`: more cannot fit the model, so is left to the engine to refuse; 0 = not known.
-        `long`: look at the body in a thread. `own`: by our tokenizer, whatever is said of it. Raises BadPrompt. Everything else that goes wrong is
-        a reason. Bounded in time and number.
+        `long`: look at the body in a thread. `own`: by our tokenizer, whatever is held against it.
+        Raises BadPrompt. Everything else that goes wrong is a reason. Bounded in time and number.
         """
         found = await asyncio.to_thread(plan, path, body) if long else plan(path, body)
         if found.reason is not None or found.ids is not None:

@@ -15,7 +15,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 import msgspec
@@ -34,6 +35,7 @@ from .verdicts import Verdict
 
 log = logging.getLogger(__name__)
 
+OUTCOMES = ("equal", "differs", "unable")
 Facts = tuple[str, object, str, str, str]
 
 
@@ -58,10 +60,10 @@ class SelfCheck:
         source: EngineTokens,
         clock: Clock,
         settings: SelfCheckSettings | None = None,
-        on_checked: Callable[[str], None] = lambda outcome: None,
     ) -> None:
         self._fleet, self._prompts, self._source, self._clock = fleet, prompts, source, clock
-        self._settings, self._on_checked = settings or SelfCheckSettings(), on_checked
+        self._settings = settings or SelfCheckSettings()
+        self.counted: Counter[str] = Counter()  # comparisons by outcome
         self._states: dict[Pod, Checked] = {}
         self._running: dict[Pod, asyncio.Task[None]] = {}
         self._task: asyncio.Task[None] | None = None
@@ -113,10 +115,16 @@ class SelfCheck:
                     break
                 state = self._states.get(up.pod)
                 if state is not None and state.due <= now and up.pod not in self._running:
-                    task = asyncio.create_task(self._check(up, state), name=f"check {up.pod}")
-                    self._running[up.pod] = task
-                    task.add_done_callback(lambda _, pod=up.pod: self._running.pop(pod, None))
+                    self._begin(up, state)
             await self._clock.sleep(self._settings.tick_s)
+
+    def _begin(self, up: WorkerUp, state: Checked) -> None:
+        def ended(task: asyncio.Task[None]) -> None:
+            self._running.pop(up.pod, None)
+
+        task = asyncio.create_task(self._check(up, state), name=f"check {up.pod}")
+        self._running[up.pod] = task
+        task.add_done_callback(ended)
 
     def _sort(self) -> None:
         """Newcomers and those with new facts are due; who left is forgotten."""
@@ -191,7 +199,7 @@ class SelfCheck:
         well = state.outcome == "equal" and not state.wrong
         wait = self._settings.interval_s if well else self._settings.again_s
         state.due = self._clock.now() + wait
-        self._on_checked(state.outcome)
+        self.counted[state.outcome] += 1
         self._mark()
         if (state.outcome, state.reason) != before:
             level = logging.WARNING if state.wrong else logging.INFO

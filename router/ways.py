@@ -1,8 +1,8 @@
 """Ways: what does each engine make of a chat before its template sees it?
 
-Pure. prompts.py renders what this returns; what no table can know (a release, a flag) the self-check
-finds out. Open it when an engine shows its template something else. Sources: SGLang's and vLLM's
-own servers; ours passes a chat on as it is.
+Pure. prompts.py renders what this returns; what no table can know (a release, a flag) is found out
+by self_check.py. Open it when an engine shows its template something else. Sources: SGLang's and
+vLLM's own servers; ours passes a chat on as it is.
 
     SGLang   tools as {type, function {description, name, parameters, strict}}, none where
              tool_choice is "none", one where it names one; an answer that comes last is taken for

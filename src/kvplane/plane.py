@@ -34,6 +34,7 @@ from kvplane.parts import (
 from kvplane.router import (
     Api,
     Directories,
+    EngineTokens,
     Fleet,
     Gateway,
     Ledger,
@@ -43,7 +44,9 @@ from kvplane.router import (
     RecallState,
     RouterMetrics,
     RouterSettings,
+    SelfCheck,
     Static,
+    TokensState,
     admin_app,
     dashboard_app,
 )
@@ -88,6 +91,7 @@ class GatewayPlane(Composite):
             metrics=metrics,
             clock=self._clock,
             chains=chains,
+            doubts=gateway.doubts.told,
         )
         changes = broadcast_of(self._told, store, self._clock, self._registry)
         index.router.routes.extend(routes(changes, "/index/snapshot"))
@@ -117,7 +121,11 @@ class GatewayPlane(Composite):
             view, fleet, prompts, legs, ledger, metrics, settings, clock, follower, chains=chains
         )
         metrics.watch(fleet, gateway.breakers, clock.now, lambda: ledger.open_rooms)
-        await self.begin(legs, gateway)
+        source = EngineTokens(fleet, legs, clock, settings.source)
+        checks = SelfCheck(fleet, prompts, source, clock, settings.self_check)
+        prompts.source, gateway.doubts.tokens = source, checks
+        self._registry.register(TokensState(source, checks))
+        await self.begin(legs, gateway, checks)
         return gateway
 
     async def _engines(self, gateway: Gateway, prompts: Prompts, store: Store) -> Static:
@@ -172,11 +180,14 @@ class IndexPlane(Composite):
         prompts = Prompts(prompt_settings(told), told["tokenizer"])
         changes = broadcast_of(told, store, clock, registry)
         await self.begin(follower, prompts)
+        for one in told.workers:  # their tokenizers, and whose ways with chats count
+            prompts.learn(one.model, one.tokenizer, one.engine, one.pod, one.adapters)
+        tokenizers = told["tokenizer"] or any(one.tokenizer for one in told.workers)
         app = index_app(
             view,
             follower,
             fleet=lambda: told.workers,
-            tokenize=tokenizing(prompts) if told["tokenizer"] else None,
+            tokenize=tokenizing(prompts) if tokenizers else None,
             metrics=metrics,
             clock=clock,
             chains=_remembered(told, prompts, metrics),
