@@ -29,8 +29,10 @@ from .prompts import Prompt, Prompts
 from .request import Ask
 from .self_check import SelfCheck
 from .settings import (
+    AdmissionSettings,
     BreakerSettings,
     FleetSettings,
+    KeySettings,
     ProbeSettings,
     PromptSettings,
     RetrySettings,
@@ -42,6 +44,7 @@ __all__ = [
     "DISCOVERIES",
     "HANDOFFS",
     "POLICIES",
+    "AdmissionSettings",
     "Api",
     "Ask",
     "Booking",
@@ -57,6 +60,7 @@ __all__ = [
     "FleetSettings",
     "Gateway",
     "GatewayError",
+    "KeySettings",
     "Ledger",
     "LegError",
     "LegSettings",

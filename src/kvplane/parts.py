@@ -7,7 +7,7 @@ them, wiring.py picks them. Open it to change what one package hears of another.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 from prometheus_client import CollectorRegistry
@@ -15,10 +15,13 @@ from prometheus_client import CollectorRegistry
 from kvplane.events import Broadcast, EventsSettings, Subscriptions
 from kvplane.index import Chains, MemoryStore, RedisStore, Store
 from kvplane.router import (
+    AdmissionSettings,
     BreakerSettings,
     Directories,
+    FleetSettings,
     Gateway,
     GatewayError,
+    KeySettings,
     ProbeSettings,
     Prompts,
     PromptSettings,
@@ -28,6 +31,8 @@ from kvplane.router import (
 from kvplane.runtime import Clock
 from kvplane.settings import Settings
 from kvplane.vocabulary import Pod, WorkerUp
+
+NEVER = 2**62  # faults that no circuit will see
 
 
 class Hall:
@@ -99,25 +104,57 @@ def router_settings(told: Settings) -> RouterSettings:
         decode_policy=told["decode_policy"],
         request_timeout_s=told["request_timeout_secs"],
         block_size=told["block_size"],
-        most_body_bytes=told["max_payload_size"],
-        most_requests=told["max_concurrent_requests"],
-        api_key=told["api_key"],
         admin_key=told["admin_key"],
+        drain_s=told["drain_timeout_secs"],
         tokenizer=told["tokenizer"],
+        admission=_admission(told),
+        fleet=FleetSettings(told["health_failure_threshold"], told["health_success_threshold"]),
         probe=probe_settings(told),
         prompts=prompt_settings(told),
-        breaker=BreakerSettings(
-            faults=told["cb_failure_threshold"],
-            successes=told["cb_success_threshold"],
-            pause_s=told["cb_timeout_duration_secs"],
-        ),
-        retry=RetrySettings(retries=told["retry_max_retries"]),
+        breaker=_breaker(told),
+        retry=_retry(told),
+    )
+
+
+def _admission(told: Settings) -> AdmissionSettings:
+    return AdmissionSettings(
+        most_requests=told["max_concurrent_requests"],
+        queue=told["queue_size"],
+        queue_s=told["queue_timeout_secs"],
+        requests_per_s=told["rate_limit_tokens_per_second"] or 0.0,
+        most_body_bytes=told["max_payload_size"],
+        most_held_bytes=told["max_payload_total"],
+        api_key=told["api_key"],
+        keys=tuple(KeySettings(**asdict(one)) for one in told.keys),
+        tenant_secret=told["tenant_secret"],
+    )
+
+
+def _breaker(told: Settings) -> BreakerSettings:
+    never = told["disable_circuit_breaker"]
+    return BreakerSettings(
+        faults=NEVER if never else told["cb_failure_threshold"],
+        successes=told["cb_success_threshold"],
+        pause_s=told["cb_timeout_duration_secs"],
+        window_s=told["cb_window_duration_secs"],
+    )
+
+
+def _retry(told: Settings) -> RetrySettings:
+    return RetrySettings(
+        retries=0 if told["disable_retries"] else told["retry_max_retries"],
+        first_wait_s=told["retry_initial_backoff_ms"] / 1000,
+        factor=told["retry_backoff_multiplier"],
+        most_wait_s=told["retry_max_backoff_ms"] / 1000,
+        jitter=told["retry_jitter_factor"],
     )
 
 
 def probe_settings(told: Settings) -> ProbeSettings:
     """How engines are watched."""
-    return ProbeSettings(interval_s=told["health_check_interval_secs"])
+    found = ProbeSettings(interval_s=told["health_check_interval_secs"])
+    deadline_s = told.values.get("health_check_timeout_secs")
+    return found if deadline_s is None else replace(found, deadline_s=deadline_s)
 
 
 def prompt_settings(told: Settings) -> PromptSettings:

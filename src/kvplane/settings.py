@@ -17,9 +17,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from kvplane import __version__
+from kvplane.keyring import ApiKey, KeyFault, keys_from_tables
 from kvplane.options import COMMANDS, WORKER_COMMANDS, Command, Key
 from kvplane.vocabulary import Role, WorkerUp
 from kvplane.workers import WorkerFault, declared, endpoint, worker_from_table
+
+
+SECRET = re.compile("key|secret|password|token$")
 
 
 class BadSetting(ValueError):
@@ -27,6 +31,8 @@ class BadSetting(ValueError):
 
     def __init__(self, key: str, source: str, value: object, want: str) -> None:
         shown = re.sub("://.*@", "://***@", repr(value))  # a login is nobody else's business
+        if SECRET.search(key):  # nor is a key, also where its name is mistyped
+            shown = "***"
         super().__init__(f"{key} = {shown} ({source}): {want}")
 
 
@@ -37,6 +43,7 @@ class Settings:
     command: str
     values: Mapping[str, Any]
     workers: tuple[WorkerUp, ...] = ()
+    keys: tuple[ApiKey, ...] = ()
 
     def __getitem__(self, key: str) -> Any:
         return self.values[key]
@@ -162,7 +169,14 @@ def resolve(
         values[key.name] = _checked(key, "argument", flags[key.name])
     workers = flags.get("workers") or _from_file(file.get("workers", []))
     _no_twins(workers)
-    return Settings(name, values, tuple(workers))
+    return Settings(name, values, tuple(workers), _keys(file.get("keys", [])))
+
+
+def _keys(tables: object) -> tuple[ApiKey, ...]:
+    try:
+        return keys_from_tables(tables)
+    except KeyFault as error:
+        raise BadSetting("keys", "file", "***", str(error)) from None
 
 
 def _value(
@@ -195,7 +209,7 @@ def _checked(key: Key, source: str, found: object) -> Any:
 def _no_strangers(command: Command, file: Mapping[str, Any], section: Mapping[str, Any]) -> None:
     """A key nobody reads is a typing error: say so instead of going on without it."""
     known = {key.name for every in COMMANDS.values() for key in every.keys}
-    tables = {name.replace("-", "_") for name in COMMANDS} | {"workers"}
+    tables = {name.replace("-", "_") for name in COMMANDS} | {"workers", "keys"}
     for key in file:
         if key not in known | tables:
             want = f"no such key{_near(key, known | tables)}; see kvplane COMMAND --help"

@@ -15,14 +15,16 @@ from kit.wait import until
 
 from kvplane.router.admin_workers import worker_id
 from kvplane.router.discovery import Waiting
-from kvplane.router.settings import RetrySettings, RouterSettings
+from kvplane.router.settings import AdmissionSettings, RetrySettings, RouterSettings
 from kvplane.router.target import Lost
 from kvplane.vocabulary import Pod, Role, Stage, WorkerUp
 
 GOOD = replies(answer(b"{}"))
 ENGINES = {"p1": GOOD, "d1": GOOD}
 SETTINGS = RouterSettings(
-    tokenizer="builtin", retry=RetrySettings(retries=0), most_body_bytes=100_000
+    tokenizer="builtin",
+    retry=RetrySettings(retries=0),
+    admission=AdmissionSettings(most_body_bytes=100_000),
 )
 CHAT = "/v1/chat/completions"
 HELLO = [{"role": "user", "content": "x"}]
@@ -89,7 +91,7 @@ async def test_a_body_without_a_length_is_cut_at_the_limit_too() -> None:
 
 
 async def test_the_api_key_is_needed_where_there_is_one() -> None:
-    settings = RouterSettings(api_key="secret")
+    settings = RouterSettings(admission=AdmissionSettings(api_key="secret"))
     async with gatehouse(ENGINES, settings) as house:
         for given in ({}, {"authorization": "Bearer wrong"}):
             status, body, _ = await house.post("/generate", {"text": "x"}, given)
@@ -106,7 +108,7 @@ async def test_more_requests_than_allowed_are_told_to_come_back() -> None:
             await gate.wait()
             await call.send(answer())
 
-    settings = RouterSettings(most_requests=2)
+    settings = RouterSettings(admission=AdmissionSettings(most_requests=2, queue=0))
     async with gatehouse({"p1": slow, "d1": slow}, settings) as house:
         two = [asyncio.create_task(house.post("/generate", {"text": "x"})) for _ in range(2)]
         await until(lambda: len(house.engines["d1"].requests) == 2)
@@ -339,7 +341,8 @@ async def test_what_breaks_inside_is_a_500_in_the_shape_of_every_error(
 )
 async def test_a_monstrous_body_keeps_nobody_else_waiting(body: bytes) -> None:
     facts = {"p1": {"max_tokens": 200}, "d1": {"max_tokens": 200}}
-    async with gatehouse(ENGINES, replace(SETTINGS, most_body_bytes=2**25), facts=facts) as house:
+    settings = replace(SETTINGS, admission=AdmissionSettings(most_body_bytes=2**25))
+    async with gatehouse(ENGINES, settings, facts=facts) as house:
         sent = house.session.post(f"{house.url}/v1/completions", data=BytesIO(body))
         asked = asyncio.ensure_future(sent)
         worst, loop = 0.0, asyncio.get_running_loop()

@@ -1,0 +1,115 @@
+"""Asker: the client of one inference request, as the rest of router/ sees it.
+
+Edge: bare ASGI on one side, a Client of dispatch.py on the other. api.py makes one per request.
+Open it to change how a body is read, how an answer leaves, or how we hear that a client left.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from .dispatch import ClientGone
+from .errors import GatewayError
+from .legs_exchange import Bell
+from .settings import AdmissionSettings
+
+Scope = dict[str, Any]
+Receive = Callable[[], Awaitable[dict[str, Any]]]
+Send = Callable[[dict[str, Any]], Awaitable[None]]
+HeaderList = list[tuple[bytes, bytes]]
+
+LEAVE = "kvplane.leave"  # our own server's way to tell; connections.py has it
+CLOSE = (b"connection", b"close")  # the rest of a body would only be read to be thrown away
+
+
+class AsgiClient:
+    """The one who asked."""
+
+    def __init__(self, receive: Receive, send: Send) -> None:
+        self._receive, self._send = receive, send
+        self.bell = Bell()
+        self.gone = False
+        self.status = 0  # of the answer that began to leave
+        self.held_bytes = 0  # of the body, as `hold` was told
+        self.on_first: Callable[[], None] = lambda: None
+
+    async def start(self, status: int, headers: HeaderList) -> None:
+        """The head; it leaves with the first body bytes."""
+        self.status = status
+        self.on_first()
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+    async def write(self, data: bytes, more: bool) -> None:
+        """Body bytes; waits while the client does not drain."""
+        await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    async def whole(self, status: int, headers: HeaderList, body: bytes) -> None:
+        """A complete answer."""
+        await self.start(status, [*headers, (b"content-length", b"%d" % len(body))])
+        await self.write(body, more=False)
+
+    async def body(
+        self, limits: AdmissionSettings, declared: bytes, hold: Callable[[int], None]
+    ) -> bytes:
+        """The request's body. `hold` is told of each part. Raises GatewayError 413, 408 and what
+        `hold` raises; ClientGone."""
+        most = limits.most_body_bytes
+        if declared.isdigit() and int(declared) > most:
+            raise _too_large(most)
+        parts: list[bytes] = []
+        size, loop = 0, asyncio.get_running_loop()
+        begun = loop.time()
+        try:
+            async with asyncio.timeout(min(limits.body_idle_s, limits.body_s)) as deadline:
+                while True:
+                    part, more = await self._part()
+                    size += len(part)
+                    if size > most:
+                        raise _too_large(most)
+                    self._hold(len(part), hold)
+                    parts.append(part)
+                    if not more:
+                        return part if len(parts) == 1 else b"".join(parts)
+                    last = begun + limits.body_s + size / limits.body_pace
+                    deadline.reschedule(min(loop.time() + limits.body_idle_s, last))
+        except TimeoutError:
+            took = f"{size} bytes of the body came in {loop.time() - begun:.0f} s, then no more"
+            raise GatewayError("request_timeout", took, headers=[CLOSE]) from None
+
+    async def _part(self) -> tuple[bytes, bool]:
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGone
+        return message.get("body", b""), bool(message.get("more_body"))
+
+    def _hold(self, size: int, hold: Callable[[int], None]) -> None:
+        try:
+            hold(size)
+        except GatewayError as error:
+            error.headers.append(CLOSE)
+            raise
+        self.held_bytes += size
+
+    def watched(self, scope: Scope) -> Callable[[], object]:
+        """From now on its leaving wakes whoever serves it; what is returned ends that."""
+        tell = (scope.get("extensions") or {}).get(LEAVE)
+        if tell is None:  # a server that is not ours
+            return asyncio.create_task(self._watch()).cancel
+        tell(self._left)
+        return lambda: None
+
+    async def _watch(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self._left()
+
+    def _left(self) -> None:
+        self.gone = True
+        self.bell.ring()
+
+
+def _too_large(most_bytes: int) -> GatewayError:
+    text = f"the body is longer than {most_bytes} bytes"
+    return GatewayError("payload_too_large", text, headers=[CLOSE])
