@@ -21,6 +21,7 @@ from typing import Any
 import aiohttp
 from kit.chaos import trouble
 from kit.plane import EngineSeat, Plane, plane
+from kit.settled import unsettled
 from kit.wait import until
 
 SECONDS = float(os.environ.get("KVPLANE_SOAK_S", "600"))
@@ -151,29 +152,6 @@ async def ask(soak: Soak, question: Question, stream: bool) -> str:
     if got != question.answer:
         soak.wrong.append(f"{question.path} {question.body}: {got} for {question.answer}")
     return "ok"
-
-
-async def unsettled(running: Plane) -> list[Any]:
-    """What is not given back yet."""
-    found: list[Any] = []
-    async with running.session.get(f"{running.url}/metrics") as answer:
-        for line in (await answer.text()).splitlines():
-            gauge = ("kvplane_router_inflight", "kvplane_router_rooms_open")
-            if line.startswith(gauge) and float(line.rsplit(" ", 1)[1]):
-                found.append(line)
-    for name, seat in running.engines.items():
-        truth = await running.get("/truth", at=seat.url)
-        (rank,) = truth["ranks"]
-        pages = rank["pages"]
-        whole = pages["free"] + pages["used"] + pages["quarantined"] == pages["all"]
-        held = sum(block["refs"] for block in rank["blocks"])
-        cached = len(rank["blocks"])
-        lost = not whole or pages["used"] != cached
-        moving = {what: count for what, count in rank["transfer"].items() if count}
-        work = (rank["sequences"], held, truth["rooms"]["open"], moving)
-        if lost or pages["quarantined"] or any(work):
-            found.append((name, pages, cached, *work))
-    return found
 
 
 async def held_blocks(running: Plane, name: str, tokens: list[int]) -> int:
