@@ -1,7 +1,8 @@
 """Admin: everything of the gateway that is no inference.
 
-Door: a FastAPI app for people, scripts and probes; api.py gives it all other paths. Evidence,
-models, liveness here; /workers is in admin_workers.py. Open it to add an admin or query route.
+Door: a FastAPI app for people, scripts and probes; api.py gives it all other paths. Models and
+liveness here, the rest in admin_evidence.py and admin_workers.py. Open it to add an admin or query
+route.
 
     /liveness /readiness /health     /v1/models /model_info /server_info
     /rooms /requests /diagnosis      /workers     /openapi.json /docs
@@ -9,26 +10,22 @@ models, liveness here; /workers is in admin_workers.py. Open it to add an admin 
 
 from __future__ import annotations
 
-import re
-from typing import Annotated, Any
+from typing import Any
 
-from fastapi import FastAPI, Query, Request, Response
+from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, PlainTextResponse
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 
-from kvplane.vocabulary import MAX_ROOM, Role, Room
+from kvplane.vocabulary import Role
 
+from .admin_evidence import evidence_routes
+from .admin_docs import docs_page
+from .admin_fleet import fleet_routes
 from .admin_workers import Declare, WorkerDesk, worker_routes
-from .diagnosis import report
 from .engines import ask_engine, ask_models
 from .errors import GatewayError
 from .gateway import Gateway
-
-SETTLE_S = 1.0  # a reader of evidence waits this long for what is still being collected
-MOST_LISTED = 1000
-MOST_DIAGNOSED = 20  # failed rooms
-ROOM = re.compile(r"[0-9]+")
 
 
 def admin_app(
@@ -37,17 +34,30 @@ def admin_app(
     declare: Declare | None = None,
 ) -> FastAPI:
     """The app. Without a desk the fleet cannot be changed at runtime: POST /workers is refused."""
-    app = FastAPI(title="kvplane", description="Admin and query routes of the gateway.")
+    text = "Admin and query routes of the gateway."
+    app = FastAPI(title="kvplane", description=text, docs_url=None, redoc_url=None)
     app.add_exception_handler(GatewayError, _ours)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)
     app.add_exception_handler(Exception, _broken)
     _life(app, gateway)
     _models(app, gateway)
-    _evidence(app, gateway)
-    _diagnosis(app, gateway, desk)
+    app.include_router(evidence_routes(gateway, desk))
     app.include_router(worker_routes(gateway, desk, declare))
+    app.include_router(fleet_routes(gateway))
+    _docs(app)
     return app
+
+
+def _docs(app: FastAPI) -> None:
+    page: list[str] = []
+
+    @app.get("/docs", include_in_schema=False, response_class=HTMLResponse)
+    async def docs() -> str:
+        """All of this for people, without anything from elsewhere."""
+        if not page:
+            page.append(docs_page(app.openapi()))
+        return page[0]
 
 
 def _life(app: FastAPI, gateway: Gateway) -> None:
@@ -96,61 +106,6 @@ def _models(app: FastAPI, gateway: Gateway) -> None:
     async def server_info() -> Response:
         """As the first prefill (or unified worker) says."""
         return _json(await ask_engine(gateway, "/server_info"))
-
-
-def _evidence(app: FastAPI, gateway: Gateway) -> None:
-    ledger = gateway.ledger
-
-    @app.get("/rooms", tags=["evidence"])
-    async def rooms(
-        limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100, failed: bool | None = None
-    ) -> dict[str, Any]:
-        """The newest rooms, newest first; `failed=true` for those that failed only."""
-        return {"rooms": ledger.rooms(limit, failed)}
-
-    @app.get("/rooms/{room}", tags=["evidence"])
-    async def room(room: str) -> dict[str, Any]:
-        """What happened in one room. Waits a moment for what the engines have to tell."""
-        found = await ledger.settled(_room(room), SETTLE_S)
-        if found is None:
-            raise GatewayError("not_found", f"room {room} is not known, or no longer", "room")
-        return found
-
-    @app.get("/requests/{request_id:path}", tags=["evidence"])
-    async def request(request_id: str) -> dict[str, Any]:
-        """All attempts of one request."""
-        found = ledger.request(request_id)
-        if found is None:
-            raise GatewayError(
-                "not_found", f"request {request_id!r} is not known, or no longer", "request_id"
-            )
-        return found
-
-
-def _diagnosis(app: FastAPI, gateway: Gateway, desk: WorkerDesk | None) -> None:
-    @app.get("/diagnosis", tags=["evidence"])
-    async def diagnosis() -> dict[str, Any]:
-        """What is wrong: one sentence, one culprit, one next step for each finding."""
-        return report(
-            gateway.fleet,
-            gateway.breakers,
-            gateway.clock.now(),
-            gateway.view.known,
-            desk.waiting() if desk is not None else (),
-            gateway.ledger.rooms(MOST_DIAGNOSED, failed=True),
-            gateway.doubts.verdict,
-            gateway.loop.store_down_s(),
-        )
-
-
-def _room(text: str) -> Room:
-    """Decimal text, since 64-bit numbers break JavaScript."""
-    digits = len(str(MAX_ROOM))  # a number of thousands of digits is no int to Python
-    if not ROOM.fullmatch(text) or len(text) > digits or not 0 < int(text) <= MAX_ROOM:
-        raise GatewayError(
-            "invalid_request", f"room {text[:40]!r}: must be a number, 1 to {MAX_ROOM}", "room"
-        )
-    return Room(int(text))
 
 
 def _json(body: bytes) -> Response:

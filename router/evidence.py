@@ -137,10 +137,11 @@ class Ledger:
     async def settled(self, room: Room, deadline_s: float) -> dict[str, Any] | None:
         """The same, after the engines were asked for their stages, for a moment at most."""
         meeting = self._by_room.get(room)
-        await self._settle([] if meeting is None else [meeting], deadline_s)
+        await self.settle([] if meeting is None else [meeting], deadline_s)
         return self.room(room)
 
-    async def _settle(self, meetings: Iterable[Meeting], deadline_s: float) -> None:
+    async def settle(self, meetings: Iterable[Meeting], deadline_s: float) -> None:
+        """Ask the engines of these, of which not all is known yet; returns in time."""
         asked = [meeting for meeting in meetings if meeting.rooms and not meeting.collected]
         if self.ask is not None and asked:
             with contextlib.suppress(TimeoutError):
@@ -188,7 +189,7 @@ class Ledger:
 
     async def settled_request(self, request_id: str, deadline_s: float) -> dict[str, Any] | None:
         """The same, after the engines of its attempts were asked."""
-        await self._settle(self._by_request.get(request_id, []), deadline_s)
+        await self.settle(self._by_request.get(request_id, []), deadline_s)
         return self.request(request_id)
 
 

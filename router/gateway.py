@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 from kvplane.bootstrap import compatible
@@ -24,6 +24,7 @@ from kvplane.vocabulary import Pod, Stage, StageRecord, Worker
 
 from . import facts
 from .aftermath import Aftermath, Ended
+from .availability import AllShut
 from .blame import LegFailed
 from .breaker import Breakers
 from .choice import Choice, Chooser, Weighed
@@ -89,6 +90,7 @@ class Gateway:
             view, fleet, self.breakers, self.settings, compatible, chance, self._blind,
             self.doubts.doubt, (chains or Chains()).chain,
         )  # fmt: skip
+        self.fit: Callable[[], Awaitable[None]] | None = None  # may the index store be relied on?
         self._means = Means(fleet, self.breakers, ledger, legs, self.aftermath, metrics, self.clock)
 
     async def start(self) -> None:
@@ -111,7 +113,7 @@ class Gateway:
         before: GatewayError | None = None
         self._budget.earn()
         for number in range(1, self.settings.retry.retries + 2):
-            choice = self._choose(ask, prompt, guilty, before, trail)
+            choice = await self._chosen(ask, prompt, guilty, before, trail, deadline, client)
             journey = Journey.set_out(self._means, ask, choice, number, trail)
             try:
                 await journey.travel(client)
@@ -144,6 +146,27 @@ class Gateway:
         self.metrics.tokenise_s.observe(self.clock.now() - begun)
         return prompt
 
+    async def _chosen(
+        self,
+        ask: Ask,
+        prompt: Prompt,
+        guilty: tuple[Worker, ...],
+        before: GatewayError | None,
+        trail: Trail,
+        deadline: float,
+        client: Client,
+    ) -> Choice:
+        """Who serves this attempt. Where all of several circuits are open, the first that is tried
+        again is waited for, for a while: the client would have to come back then anyway."""
+        until = min(deadline, self.clock.now() + self.settings.retry.most_wait_s)
+        while True:
+            try:
+                return self._choose(ask, prompt, guilty, before, trail)
+            except AllShut as shut:
+                if shut.alone or self.clock.now() + shut.wait_s >= until:
+                    raise
+                await self._pause(shut.wait_s, client)
+
     def _choose(
         self,
         ask: Ask,
@@ -174,12 +197,14 @@ class Gateway:
     ) -> Again | None:
         """May it be tried again? Counts both answers."""
         told = failed.cause.retry_after or ""
-        guilty = () if failed.nobodys_fault else (journey.target(failed.guilty).worker,)
         how = Failed(
-            guilty,
+            journey.account.without,
             failed.status or None,
             failed.started,
             float(told) if told.isdecimal() else None,
+            others=self._chooser.others(
+                journey.ask.model, journey.account.without, self.clock.now()
+            ),
         )
         left_s = deadline - self.clock.now()
         verdict = decide(how, number, self.settings.retry, self._budget, left_s, self._chance())

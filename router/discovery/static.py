@@ -48,6 +48,7 @@ class Static:
         self._tasks: dict[Pod, asyncio.Task[None]] = {}
         self._up: dict[Pod, WorkerUp] = {}  # told, and not taken back
         self._waiting: dict[Pod, Waiting] = {}
+        self._named: dict[Pod, WorkerUp] = {}  # as a person did
 
     async def start(self) -> None:
         """Begin to look for all of them."""
@@ -63,6 +64,7 @@ class Static:
         """Look for a worker from now on. Raises ValueError for a pod that is already there."""
         if worker.pod in self._tasks:
             raise ValueError(f"worker {worker.pod}: is already there")
+        self._named[worker.pod] = worker
         self._waiting[worker.pod] = Waiting(worker, "not asked yet")
         follow = supervise(f"worker {worker.pod}", lambda: self._follow(worker), self._clock)
         self._tasks[worker.pod] = asyncio.create_task(follow, name=f"worker {worker.pod}")
@@ -72,8 +74,13 @@ class Static:
         task = self._tasks.pop(pod, None)
         await cancel(task)
         self._waiting.pop(pod, None)
+        self._named.pop(pod, None)
         await self._tell_down(pod)
         return task is not None
+
+    def named(self) -> dict[Pod, WorkerUp]:
+        """All of them as a person named them, whatever they say of themselves."""
+        return dict(self._named)
 
     def waiting(self) -> tuple[Waiting, ...]:
         """Workers that do not serve yet."""
@@ -100,10 +107,12 @@ class Static:
 
     async def _watch(self, declared: WorkerUp, found: Probed) -> Probed:
         """Look at intervals until the engine says something new about itself."""
-        well = True
+        well = settled = True
         while True:
-            await self._clock.sleep(self._settings.interval_s)
-            was_well, well = well, await self._look(found.up)
+            wait = self._settings.interval_s
+            await self._clock.sleep(wait if settled else min(wait, self._settings.again_s))
+            was_well = well
+            well, settled = await self._look(found.up)
             if not well:
                 continue
             if not (found.pending or found.changing or not was_well):
@@ -116,16 +125,18 @@ class Static:
                 continue
             return again
 
-    async def _look(self, worker: WorkerUp) -> bool:
+    async def _look(self, worker: WorkerUp) -> tuple[bool, bool]:
+        """Is it well, and is there no reason to look again soon?"""
         reason = ""
         try:
             async with self._together:
                 await alive(self._session, worker, self._settings)
         except ProbeFailed as error:
             reason = str(error)
-        if self._on_health is not None:
-            await tell(self._on_health, worker.pod, not reason, reason)
-        return not reason
+        if self._on_health is None:
+            return not reason, not reason
+        settled = await tell(self._on_health, worker.pod, not reason, reason)
+        return not reason, bool(settled)
 
     async def _probe(self, declared: WorkerUp) -> Probed:
         async with self._together:

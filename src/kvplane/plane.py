@@ -82,6 +82,7 @@ class GatewayPlane(Composite):
         await self.begin(follower, prompts)
         chains = _remembered(self._told, prompts, metrics)
         gateway = await self._gateway(settings, view, prompts, follower, chains)
+        gateway.fit = store.fit
         static = await self._engines(gateway, prompts, store)
         index = index_app(
             view,
@@ -134,6 +135,7 @@ class GatewayPlane(Composite):
             subscriptions = Subscriptions(store, self._clock, EventsMetrics(self._registry))
             await self.begin(subscriptions)
         session = await self.session()
+        signed = await self.session(headers=_signed(self._told["api_key"]))
         directories = None
         if self._told["watch_directories"]:
             directories = self._directories(gateway, session)
@@ -141,7 +143,7 @@ class GatewayPlane(Composite):
         hall = Hall(self._clock, gateway, prompts, subscriptions, directories)
         static = Static(
             self._workers,
-            session,
+            signed,
             self._clock,
             hall.up,
             hall.down,

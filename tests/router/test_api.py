@@ -223,6 +223,9 @@ class Desk:
     def waiting(self) -> list[Waiting]:
         return [Waiting(up, "no answer yet") for up in self.added]
 
+    def named(self) -> dict[Pod, WorkerUp]:
+        return {up.pod: up for up in self.added}
+
 
 def declare(table: Any) -> WorkerUp:
     if not table["url"].startswith("http"):

@@ -1,0 +1,102 @@
+"""Diagnosing: bring everything the rules of diagnosis.py look at, now.
+
+Edge: a few questions with short deadlines, asked only when somebody wants a diagnosis: the engines of
+attempts that failed, prefills that cannot be found, the index store. admin_evidence.py serves it.
+Open it to give the rules one more thing to look at.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+import msgspec
+
+from kvplane.index import IndexFault, StoreUnfit
+from kvplane.vocabulary import Pod, Role, Stage, WorkerUp
+
+from .diagnosis import MOST_ATTEMPTS, RECENT_S, Scene, report
+from .engines import get
+from .evidence import MOST_REFUSED
+from .fleet import Waited
+from .gateway import Gateway
+from .legs_errors import LegError
+
+ASK_S = 1.0  # all questions together
+MOST_ASKED = 20  # failed attempts whose engines are asked
+MOST_PORTS = 16  # prefills asked where their rank directory is
+
+
+class Discovered(Protocol):
+    """What is asked of discovery."""
+
+    def waiting(self) -> Iterable[Waited]: ...
+    def named(self) -> Mapping[Pod, WorkerUp]: ...
+
+
+async def diagnose(gateway: Gateway, desk: Discovered | None) -> dict[str, Any]:
+    """GET /diagnosis."""
+    return report(await scene(gateway, desk))
+
+
+async def scene(gateway: Gateway, desk: Discovered | None) -> Scene:
+    """The plane as it is now, and what requests ran into lately."""
+    waiting = tuple(desk.waiting()) if desk is not None else ()
+    ledger, now = gateway.ledger, gateway.clock.now()
+    failed = ledger.meetings(MOST_ASKED, failed=True, since=now - RECENT_S)
+    _, ports, unfit = await asyncio.gather(
+        ledger.settle(failed, ASK_S), _ports(gateway, waiting), _unfit(gateway)
+    )
+    return Scene(
+        fleet=gateway.fleet,
+        breakers=gateway.breakers,
+        now=gateway.clock.now(),
+        known=gateway.view.known,
+        drift=gateway.doubts.verdict,
+        waiting=waiting,
+        declared=desk.named() if desk is not None else {},
+        told_ports=ports,
+        meetings=ledger.meetings(MOST_ATTEMPTS),
+        refused=tuple(ledger.refusals(MOST_REFUSED, now - RECENT_S)),
+        store_down_s=gateway.loop.store_down_s(),
+        store_unfit=unfit,
+    )
+
+
+async def _ports(gateway: Gateway, waiting: Iterable[Waited]) -> dict[Pod, int]:
+    """Where prefills that cannot be found say that their rank directory listens."""
+    lost = [
+        target.up
+        for target in gateway.fleet.targets(Role.PREFILL)
+        if target.pulse.lost is not None and target.worker.dp_rank == 0
+    ]
+    lost += [one.declared for one in waiting if one.stage == Stage.REGISTER]
+    asked = lost[:MOST_PORTS]
+    told = await asyncio.gather(*(_port(gateway, up) for up in asked))
+    return {up.pod: port for up, port in zip(asked, told, strict=True) if port is not None}
+
+
+async def _port(gateway: Gateway, up: WorkerUp) -> int | None:
+    try:
+        async with asyncio.timeout(ASK_S):
+            status, body = await get(gateway, up.url, "/server_info")
+        told = msgspec.json.decode(body) if status == 200 else {}
+    except (LegError, TimeoutError, msgspec.DecodeError, msgspec.ValidationError, RecursionError):
+        return None
+    port = told.get("disaggregation_bootstrap_port") if isinstance(told, dict) else None
+    return port if type(port) is int and 0 < port < 65536 else None
+
+
+async def _unfit(gateway: Gateway) -> str:
+    """Why the index store may throw parts of the index away; "" where it does not, or is away."""
+    if gateway.fit is None:
+        return ""
+    try:
+        async with asyncio.timeout(ASK_S):
+            await gateway.fit()
+    except StoreUnfit as error:
+        return str(error)
+    except (IndexFault, TimeoutError):
+        return ""  # away: store_down_s says so
+    return ""

@@ -1,0 +1,82 @@
+"""Diagnosis of the plane: is there anybody, do they fit, and does the index store keep what it is told?
+
+Pure. Rules of diagnosis.py about no single worker. Open it to change when a model counts as not
+served, or what is said of a pair that cannot meet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from kvplane.vocabulary import Role, Shape, Stage
+
+from .findings import STAGES, Finding
+from .fleet import Fleet, Waited
+from .pairing import misfit
+from .policies import Candidate
+
+Compatible = Callable[[Shape, Shape], Sequence[str]]
+DOWN_S = 1.0  # shorter absences of the store are nobody's business
+
+
+def plane(
+    fleet: Fleet, waiting: Sequence[Waited], compatible: Compatible
+) -> Iterable[Finding]:
+    """Can each model be served by a pair, or by a unified worker? Where there are workers that
+    cannot be used, each says so itself."""
+    if not fleet.pods() and not waiting:
+        yield _empty("no worker is named", "plane", STAGES[Stage.POOL][1])
+    for model in sorted({up.model for up in fleet.pods()}):
+        if fleet.selectable(Role.BOTH, model):
+            continue
+        for side in (Role.PREFILL, Role.DECODE):
+            if not _any(fleet, waiting, side, model):
+                step = f"start a {side} of model {model!r}, or name one with --{side}"
+                yield _empty(f"model {model!r}: no {side} worker is named", f"{side} pool", step)
+        yield from _misfits(fleet, model, compatible)
+
+
+def _empty(sentence: str, culprit: str, step: str) -> Finding:
+    return Finding("plane", True, sentence, culprit, step, Stage.POOL, "pool-empty")
+
+
+def _any(fleet: Fleet, waiting: Sequence[Waited], role: Role, model: str) -> bool:
+    here = (target.serves(model) for target in fleet.targets(role))
+    coming = (one.declared.model in ("", model) for one in waiting if one.declared.role is role)
+    return any(here) or any(coming)
+
+
+def _misfits(fleet: Fleet, model: str, compatible: Compatible) -> Iterable[Finding]:
+    """Workers that could be used and fit nobody of the other side."""
+    prefills, decodes = fleet.selectable(Role.PREFILL, model), fleet.selectable(Role.DECODE, model)
+    if not prefills or not decodes:
+        return
+    fits = {
+        one.worker: [other for other in decodes if not misfit(Candidate(one), Candidate(other), compatible)]
+        for one in prefills
+    }
+    blocks = not any(fits.values())
+    for one in prefills:
+        if fits[one.worker]:
+            continue
+        why = "; ".join(misfit(Candidate(one), Candidate(decodes[0]), compatible))
+        sentence = f"prefill {one.worker} fits no decode; {decodes[0].worker} differs in {why}"
+        step = "start both sides with the same page size, KV dtype and layout, and sizes that divide"
+        culprit = f"{one.worker} and {decodes[0].worker}"
+        about = f"worker {one.worker}"
+        yield Finding(about, blocks, sentence, culprit, step, Stage.PAIR, "shapes-differ")
+
+
+def store(down_s: float, unfit: str) -> Iterable[Finding]:
+    """What was known is still used, and believed in part at most."""
+    if down_s > DOWN_S:
+        sentence = f"the index store does not answer since {down_s:.0f} s"
+        step = "see that --redis can be reached from here; what was known is used meanwhile"
+        yield Finding(
+            "plane", False, sentence, "index store", step, Stage.POLICY_INPUT, "store-away"
+        )
+    if unfit:
+        step = "CONFIG SET maxmemory-policy noeviction, and give it the memory it needs"
+        yield Finding(
+            "plane", False, unfit, "index store", step, Stage.POLICY_INPUT, "store-evicts"
+        )

@@ -1,0 +1,251 @@
+"""Diagnosis of attempts: at which stage did each stop, whose fault was it, and is it over?
+
+Pure. Rules of diagnosis.py over what was remembered of requests. What an engine told of its own
+stages says more than how its answer looked from here; a stage that was given up because the other
+side had failed says nothing. Open it to tell one more kind of failure apart.
+
+    failed attempts --> Failure(stage, rule, culprit) each --> one Finding for all that are alike
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from kvplane.vocabulary import MEETING, Stage, StageRecord
+
+from .diagnosis_workers import refused as nobody_listens
+from .findings import MOST_NAMED, STAGES, Finding
+from .fleet import Fleet
+from .meeting import ORDER, Meeting
+
+GIVEN_UP = "cancelled while waiting"  # transfer's words: the gateway, or the peer, ended it
+MEET = frozenset(MEETING)
+# reason of a Choice without tokens -> which of them are wrong at all, from what share of requests
+TOKENLESS = {
+    "no tokenizer for this model at the gateway": 0.0,
+    "the gateway cannot load this model's tokenizer": 0.0,
+    "tokenising is overloaded": 0.1,
+    "tokenising took too long": 0.1,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """Why one attempt failed."""
+
+    stage: Stage
+    rule: str
+    culprit: str
+    sentence: str
+    step: str
+    at: float  # monotonic, when it ended
+    rooms: tuple[str, ...]
+    final: str  # why there was no other attempt: then the client was told; "" = there was one
+
+
+def attempts(
+    meetings: Sequence[Meeting], refusals: Sequence[Meeting], fleet: Fleet
+) -> Iterable[Finding]:
+    """What failed lately, alike failures together. Requests fail by it as long as nobody with the
+    same workers succeeded since."""
+    failures = [failure(one, fleet) for one in meetings if one.outcome == "failed"]
+    failures += [_refusal(one) for one in refusals if one.outcome == "failed"]
+    groups: dict[tuple[str, str], list[Failure]] = {}
+    for one in failures:
+        groups.setdefault((one.rule, one.culprit), []).append(one)
+    for alike in groups.values():
+        newest = max(alike, key=lambda one: one.at)
+        over = any(_shows(meeting, newest) for meeting in meetings)
+        blocks = not over and any(one.final for one in alike)
+        rooms = tuple(room for one in alike for room in one.rooms)[:MOST_NAMED]
+        stopped = f", given up: {newest.final}" if newest.final else ""
+        many = f" ({len(alike)} attempts{stopped})" if len(alike) > 1 else ""
+        yield Finding(
+            f"room {rooms[0]}" if rooms else "plane",
+            blocks,
+            newest.sentence + many,
+            newest.culprit,
+            newest.step,
+            newest.stage,
+            newest.rule,
+            rooms,
+            len(alike),
+        )
+    yield from _exhausted(meetings, fleet)
+
+
+def _shows(meeting: Meeting, failure: Failure) -> bool:
+    """Did an attempt that ended later show that it is over?"""
+    if meeting.outcome != "ok" or (meeting.ended or 0.0) <= failure.at:
+        return False
+    names = [side["worker"] for side in (meeting.prefill, meeting.decode) if side is not None]
+    mentioned = [name for name in names if name in failure.culprit]
+    return bool(mentioned) or not failure.rooms
+
+
+def _exhausted(meetings: Sequence[Meeting], fleet: Fleet) -> Iterable[Finding]:
+    """Requests that were tried again and again and failed all the same."""
+    given_up = [one for one in meetings if one.outcome == "failed" and one.attempt > 1 and one.stopped]
+    if not given_up:
+        return
+    last = given_up[0]
+    same = sorted(
+        (one for one in meetings if one.request_id == last.request_id), key=lambda one: one.attempt
+    )
+    each = [failure(one, fleet) for one in same if one.outcome == "failed"]
+    culprits = list(dict.fromkeys(one.culprit for one in each))
+    if len(culprits) < 2:
+        return  # the failure itself says as much
+    said = "; ".join(f"{one.stage.value} at {one.culprit}" for one in each)
+    sentence = (
+        f"request {last.request_id} failed {len(each)} times and was given up, {last.stopped}: {said}"
+    )
+    step = f"GET /requests/{last.request_id} tells each attempt; heal what failed first"
+    over = any(one.outcome == "ok" and (one.ended or 0) > (last.ended or 0) for one in meetings)
+    rooms = tuple(str(room) for one in same for room in one.rooms)
+    stage = each[-1].stage if each else Stage.FIRST_BYTE
+    yield Finding(
+        f"request {last.request_id}", not over, sentence, " and ".join(culprits) or "plane", step,
+        stage, "retries-used-up", rooms, max(len(each), len(given_up)),
+    )  # fmt: skip
+
+
+def _refusal(meeting: Meeting) -> Failure:
+    """Nobody was chosen: the error says why, and findings about workers say it better."""
+    error = meeting.error or {}
+    stage = meeting.trail[-1][0] if meeting.trail else Stage.POOL
+    code = str(error.get("code") or "")
+    rule = {"no_compatible_pair": "shapes-differ"}.get(code, "nobody-chosen")
+    side = "decode" if code == "no_decode_available" else "prefill"
+    culprit = "plane" if rule == "shapes-differ" else f"{side} pool"
+    sentence = f"request {meeting.request_id}: {error.get('message') or 'nobody could be chosen'}"
+    return Failure(stage, rule, culprit, sentence, STAGES[stage][1], meeting.ended or 0.0, (), "refused")
+
+
+def failure(meeting: Meeting, fleet: Fleet) -> Failure:
+    """Why one attempt failed, as its evidence has it."""
+    error = meeting.error or {}
+    record = _broken(meeting, error)
+    room = str(record.room) if record is not None else next(map(str, meeting.rooms), "")
+    name = f"room {room}" if room else f"request {meeting.request_id}"
+    if record is None:
+        stage, rule, culprit, why, step = _leg(meeting, error)
+        sentence = f"{name}: {why} ({_how_far(meeting)})"
+    else:
+        stage = record.stage
+        rule, culprit, step = _meeting(meeting, record, fleet)
+        by = f" at {record.by}" if record.by else ""
+        detail = record.detail or error.get("message") or "no reason given"
+        sentence = f"{name}: stage {stage} failed{by}: {detail}"
+    rooms = (room,) if room else ()
+    ended = meeting.ended or 0.0
+    final = meeting.stopped or ("committed" if meeting.first_byte is not None else "")
+    return Failure(stage, rule, culprit, sentence, step, ended, rooms, final)
+
+
+def _broken(meeting: Meeting, error: dict[str, Any]) -> StageRecord | None:
+    """The stage of the engines' meeting that failed first. One that was only given up counts where
+    our own time was over: then it tells what was waited for."""
+    records = [one for told in meeting.stages.values() for one in told if one.outcome != "ok"]
+    real = [one for one in records if not one.detail.startswith(GIVEN_UP)]
+    late = error.get("code") == "deadline_exceeded"
+    found = real or (records if late else [])
+    named = error.get("stage")
+    found = [one for one in found if one.stage == named] or found
+    return min(found, key=lambda one: (ORDER[one.stage], one.at), default=None)
+
+
+def _meeting(meeting: Meeting, record: StageRecord, fleet: Fleet) -> tuple[str, str, str]:
+    """Rule, culprit and next step of a failed stage of two engines."""
+    side, step = STAGES[record.stage]
+    rule, detail = _rule(record), record.detail
+    if rule == "shapes-differ":
+        both = f"{_named(meeting, 'prefill')} and {_named(meeting, 'decode')}"
+        return rule, both, "start both sides with the same page size, KV dtype and layout"
+    if rule == "stale-rank":
+        triple = meeting.triple or {}
+        where = f"{triple.get('host')}:{triple.get('port')}"
+        if nobody_listens(detail) and not _lives(meeting, fleet):
+            return "connection-refused", _named(meeting, side), "start the prefill again"
+        told = f"GET http://{where}/ranks shows the addresses it tells; let the ranks register again"
+        return rule, f"rank directory {where} of {_named(meeting, 'prefill')}", told
+    return rule, _named(meeting, side), step
+
+
+def _rule(record: StageRecord) -> str:
+    """Which kind of failure an engine's own words tell of."""
+    stage, detail = record.stage, record.detail.lower()
+    if "does not fit" in detail:
+        return "shapes-differ"
+    if stage is Stage.REGISTER or "not fully registered" in detail:
+        return "ranks-missing"
+    if stage is Stage.CONNECT and (nobody_listens(detail) or "generation" in detail):
+        return "stale-rank"
+    if stage is Stage.VERIFY and "room mismatch" in detail:
+        return "room-mismatch"
+    waited = ("not within", "stalled", "lease expired", GIVEN_UP)
+    if stage is Stage.VERIFY and any(word in detail for word in waited):
+        return "kv-never-came"
+    return f"{stage}-failed"
+
+
+def _lives(meeting: Meeting, fleet: Fleet) -> bool:
+    """Is the prefill itself well, as far as its health goes?"""
+    name = _named(meeting, "prefill")
+    return any(str(one.worker) == name and one.healthy for one in fleet.targets())
+
+
+def _leg(meeting: Meeting, error: dict[str, Any]) -> tuple[Stage, str, str, str, str]:
+    """Stage, rule, culprit, why and next step where no stage was told: the leg that failed."""
+    side = str(error.get("side") or "")
+    culprit, why = _named(meeting, side), str(error.get("message") or "no reason given")
+    if named := error.get("stage"):
+        stage = Stage(named)
+        made = StageRecord(meeting.rooms[0] if meeting.rooms else 0, stage, "failed", 0.0, why)  # type: ignore[arg-type]
+        return stage, _rule(made), culprit, why, STAGES[stage][1]
+    if error.get("leg") == "Refused":
+        step = "start it, or see that its port is open from here"
+        return Stage.CONNECT, "connection-refused", culprit, why, step
+    begun = Stage.END if meeting.first_byte is not None else Stage.FIRST_BYTE
+    if error.get("leg") == "TimedOut" and meeting.rooms and meeting.prefill_ended is None:
+        step = f"no engine told what it waits for; look at the queues in the metrics of {culprit}"
+        return begun, "no-answer", culprit, why, step
+    return begun, f"{begun}-failed", culprit, why, STAGES[begun][1]
+
+
+def _how_far(meeting: Meeting) -> str:
+    told = [one for some in meeting.stages.values() for one in some if one.outcome == "ok"]
+    if told:
+        return f"last stage told: {max(told, key=lambda one: ORDER[one.stage]).stage}"
+    if meeting.silent:
+        return f"{' and '.join(meeting.silent)} tells no stages"
+    return "no engine told a stage"
+
+
+def _named(meeting: Meeting, side: str) -> str:
+    """The worker of a side in this attempt."""
+    found = {"prefill": meeting.prefill, "decode": meeting.decode}.get(side)
+    return str(found["worker"]) if found is not None else side or "unknown"
+
+
+def no_tokens(meetings: Sequence[Meeting]) -> Iterable[Finding]:
+    """Requests placed by load because the gateway had no tokens of them, by a fault of ours."""
+    placed = [one for one in meetings if one.why]
+    for reason, share in TOKENLESS.items():
+        met = [one for one in placed if one.why.get("reason") == reason]
+        if not met or len(met) < share * len(placed):
+            continue
+        missing = reason.startswith(("no tokenizer", "the gateway cannot"))
+        step = (
+            f"--tokenizer PATH, or tokenizer of the [[workers]] tables, for model {met[0].model!r}"
+            if missing
+            else "give the gateway more CPU, or run more of them"
+        )
+        sentence = f"{len(met)} of {len(placed)} requests were placed without tokens: {reason}"
+        rooms = tuple(str(room) for one in met[:MOST_NAMED] for room in one.rooms)
+        yield Finding(
+            "plane", False, sentence, "tokenizer of the gateway", step, Stage.POLICY_INPUT,
+            "no-tokens", rooms, len(met),
+        )  # fmt: skip

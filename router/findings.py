@@ -1,0 +1,78 @@
+"""Findings: one thing that is wrong, and what is said of each stage.
+
+Pure: a noun and a table. diagnosis.py and its parts make them, GET /diagnosis, the page and
+`kvplane doctor` show them. Open it to add a stage's culprit or next step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from kvplane.vocabulary import Stage
+
+from .meeting import ORDER
+
+MOST_NAMED = 5  # rooms of one finding
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is wrong: where it stops, who did it, and what to do."""
+
+    about: str  # plane | worker NAME | room NUMBER | request ID
+    blocks: bool  # do requests fail by it, or are they only served worse?
+    sentence: str
+    culprit: str
+    next_step: str
+    stage: Stage  # the first that it blocks, or makes worse
+    rule: str  # which of the rules says so; a closed set
+    rooms: tuple[str, ...] = ()  # newest first
+    count: int = 1  # attempts it is seen in
+
+    def shown(self) -> dict[str, Any]:
+        """As JSON."""
+        return asdict(self) | {"stage": self.stage.value, "rooms": list(self.rooms[:MOST_NAMED])}
+
+
+def ordered(findings: Iterable[Finding]) -> list[Finding]:
+    """What blocks first, and of several the one that is earlier in a request's life."""
+    return sorted(findings, key=lambda one: (not one.blocks, ORDER[one.stage], -one.count))
+
+
+# Who is to blame for a failed stage, and what to do, as long as nobody says it better.
+STAGES: dict[Stage, tuple[str, str]] = {
+    Stage.POOL: ("plane", "start engines, or name them with --prefill and --decode"),
+    Stage.AVAILABILITY: ("plane", "GET /workers tells what keeps each worker from being used"),
+    Stage.POLICY_INPUT: ("gateway", "GET /index/workers tells how far each worker is believed"),
+    Stage.PAIR: ("plane", "GET /workers tells the shape of each worker; a pair must agree"),
+    Stage.REGISTER: (
+        "prefill",
+        "GET /ranks at the prefill's bootstrap port names the missing coordinates; look at their "
+        "processes",
+    ),
+    Stage.RESOLVE_TOPOLOGY: (
+        "prefill",
+        "see that the prefill's bootstrap port answers GET /health from the decode's machine and "
+        "that all its ranks have registered",
+    ),
+    Stage.RESOLVE_RANK: (
+        "prefill",
+        "GET /ranks at the prefill's bootstrap port: the wanted rank must be there under the "
+        "present generation",
+    ),
+    Stage.CONNECT: (
+        "prefill",
+        "see that the rank's port is open from the decode's machine and that both sides store KV "
+        "alike",
+    ),
+    Stage.VERIFY: (
+        "prefill",
+        "nothing was consumed; where it repeats, take this prefill out (PUT /workers/ID) and look "
+        "at its memory and network",
+    ),
+    Stage.CONSUME: ("decode", "look at the decode's log and its free pages"),
+    Stage.FIRST_BYTE: ("decode", "look at the log of this worker at that time"),
+    Stage.END: ("decode", "look at the log of this worker at that time"),
+}

@@ -1,0 +1,118 @@
+"""Patterns: what many attempts show together, and none of them alone.
+
+Pure. Rules of diagnosis.py over the newest attempts. Open it to add one.
+
+    stuck          several wait at a worker for long, and nothing of it ended meanwhile
+    clients-leave  most requests end by the client's leaving: they give up before an answer begins
+    one-culprit    most failures have one worker in common, beside workers that do well
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+from kvplane.vocabulary import Stage
+
+from .findings import MOST_NAMED, Finding
+from .meeting import Meeting
+
+STUCK_S = 15.0  # nobody waits so long in silence while others pass
+STUCK = 3  # that wait; fewer may be one very long prompt
+LEFT = 10  # requests that were left, and more than were answered
+SHARED = 10  # failures before a common worker is looked for
+SHARE = 0.8  # of them it must be part of
+
+
+def patterns(meetings: Sequence[Meeting], now: float) -> Iterable[Finding]:
+    """All of them; `meetings` newest first."""
+    yield from stuck(meetings, now)
+    yield from left(meetings)
+    yield from common(meetings)
+
+
+def stuck(meetings: Sequence[Meeting], now: float) -> Iterable[Finding]:
+    """Where requests queue and nothing ends. Until a prefill answered they wait for it; after that
+    for the decode."""
+    waiting: dict[str, list[Meeting]] = {}
+    moved: dict[str, float] = {}  # when a worker last brought something to its end
+    for one in meetings:
+        for name, when in _signs(one):
+            moved[name] = max(moved.get(name, 0.0), when)
+        if one.outcome == "open" and one.first_byte is None and (name := _waits_for(one)):
+            waiting.setdefault(name, []).append(one)
+    for name, those in waiting.items():
+        old = [one for one in those if now - one.begun >= STUCK_S]
+        if len(old) < STUCK or now - moved.get(name, 0.0) < STUCK_S:
+            continue
+        longest = max(now - one.begun for one in old)
+        sentence = (
+            f"{len(those)} requests wait at {name}, the oldest for {longest:.0f} s, and nothing of it "
+            "ended meanwhile: its queue grows though it may look healthy"
+        )
+        step = "look at its log and queues; PUT /workers/ID {draining: true}, or start it again"
+        rooms = tuple(str(room) for one in those[:MOST_NAMED] for room in one.rooms)
+        yield Finding(
+            f"worker {name}", True, sentence, name, step, Stage.FIRST_BYTE, "stuck", rooms, len(those)
+        )
+
+
+def _waits_for(meeting: Meeting) -> str:
+    side = meeting.decode
+    if meeting.prefill is not None and meeting.prefill_ended is None:
+        side = meeting.prefill
+    return str(side["worker"]) if side is not None else ""
+
+
+def _signs(meeting: Meeting) -> Iterable[tuple[str, float]]:
+    """When each of its workers last brought something to its end."""
+    if meeting.prefill is not None and meeting.prefill_ended is not None:
+        yield str(meeting.prefill["worker"]), meeting.prefill_ended
+    if meeting.first_byte is not None:
+        for side in (meeting.prefill, meeting.decode):
+            if side is not None:
+                yield str(side["worker"]), meeting.ended or meeting.first_byte
+
+
+def left(meetings: Sequence[Meeting]) -> Iterable[Finding]:
+    """Clients that give up before an answer begins."""
+    over = [one for one in meetings if one.outcome != "open"]
+    gone = [one for one in over if one.outcome == "client_gone" and one.first_byte is None]
+    if len(gone) < LEFT or 2 * len(gone) <= len(over):
+        return
+    waited = sorted((one.ended or one.begun) - one.begun for one in gone)[len(gone) // 2]
+    at = Counter(filter(None, map(_waits_for, gone))).most_common(1)
+    name = at[0][0] if at else "plane"
+    sentence = (
+        f"{len(gone)} of the last {len(over)} requests were left by their clients before an answer "
+        f"began, half of them within {waited:.1f} s; most waited for {name}"
+    )
+    step = "let clients wait longer, add workers, or limit what is taken: --max-concurrent-requests"
+    rooms = tuple(str(room) for one in gone[:MOST_NAMED] for room in one.rooms)
+    yield Finding(
+        "plane", False, sentence, name, step, Stage.FIRST_BYTE, "clients-leave", rooms, len(gone)
+    )
+
+
+def common(meetings: Sequence[Meeting]) -> Iterable[Finding]:
+    """A worker that is part of most failures, while others do well without it."""
+    failed = [one for one in meetings if one.outcome == "failed" and one.rooms]
+    if len(failed) < SHARED:
+        return
+    seen: Counter[str] = Counter()
+    for one in failed:
+        seen.update({str(side["worker"]) for side in (one.prefill, one.decode) if side is not None})
+    name, count = seen.most_common(1)[0]
+    others = [one for one in meetings if one.outcome == "ok" and name not in _workers(one)]
+    if count < SHARE * len(failed) or not others or seen.most_common(2)[-1][1] == count:
+        return
+    sentence = f"{name} is part of {count} of the last {len(failed)} failures; others do well"
+    step = f"take {name} out (PUT /workers/ID) and look at its log and network"
+    rooms = tuple(str(room) for one in failed[:MOST_NAMED] for room in one.rooms)
+    yield Finding(
+        f"worker {name}", False, sentence, name, step, Stage.FIRST_BYTE, "one-culprit", rooms, count
+    )
+
+
+def _workers(meeting: Meeting) -> set[str]:
+    return {str(side["worker"]) for side in (meeting.prefill, meeting.decode) if side is not None}
