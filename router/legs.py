@@ -107,15 +107,17 @@ class Legs:
         body: bytes = b"",
         bell: Bell | None = None,
         method: str = "POST",
+        patient: bool = False,
     ) -> Exchange:
         """Send a request now, without waiting; everything that follows is told to the exchange.
 
-        `headers`: pairs, or the lines that legs_wire.header_lines made of them. Raises ValueError
-        for a target or header that could split the request.
+        `headers`: pairs, or the lines that legs_wire.header_lines made of them. `patient`: the
+        answer is no stream, so that its head may take as long as all of it. Raises ValueError for
+        a target or header that could split the request.
         """
         head = request_head(method, origin, target, headers, len(body))
         exchange = Exchange(origin, head, body, self._settings, bell or Bell())
-        exchange.on_over = self._ended
+        exchange.on_over, exchange.patient = self._ended, patient
         exchange.begin(self._clock.now())
         self._live[exchange] = None
         engine = self._engines.get(origin)

@@ -58,8 +58,8 @@ class Exchange:
 
     __slots__ = (
         "_begun", "_buffered_bytes", "_chunks", "_moved", "_settings", "_since", "bell", "body_out",
-        "complete", "error", "head_out", "headers", "line", "on_over", "origin", "paused", "phase",
-        "received_bytes", "reused", "status", "waits",
+        "complete", "error", "head_out", "headers", "line", "on_over", "origin", "patient", "paused",
+        "phase", "received_bytes", "reused", "status", "waits",
     )  # fmt: skip
 
     def __init__(
@@ -81,6 +81,7 @@ class Exchange:
         self._settings = settings
         self._chunks: deque[bytes] = deque()
         self._buffered_bytes = 0
+        self.patient = False  # its head comes with its end: no deadline but the whole leg's
         self.waits = False  # all connections are taken: it has none to be made either
         self._begun = self._since = self._moved = 0.0  # by the pool's clock
 
@@ -227,7 +228,7 @@ class Exchange:
             if now - self._moved > limits.idle_s:
                 self.fail(TimedOut, f"body silent for {limits.idle_s:g} s")
         elif self.phase is not Phase.CONNECT:
-            if since > limits.head_s:
+            if since > limits.head_s and not self.patient:
                 self.fail(TimedOut, f"no head within {limits.head_s:g} s")
         elif self.waits:
             if since > limits.wait_s:

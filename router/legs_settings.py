@@ -15,7 +15,7 @@ class LegSettings:
 
     connect_s: float = 3.0  # DNS + TCP + TLS together; a living engine answers in milliseconds
     wait_s: float = 10.0  # for one of a full engine's connections; longer is an overload
-    head_s: float = 600.0  # request written -> head; a non-streaming answer is one long wait
+    head_s: float = 600.0  # request written -> head; a patient leg's head may come with its end
     idle_s: float = 120.0  # between two reads of a body, while we are the ones who wait
     total_s: float = 1800.0  # the whole leg; sgl router's --request-timeout-secs
     expire_s: float = 4.0  # idle connections: below uvicorn's 5 s, so that we let go first

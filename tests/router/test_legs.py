@@ -387,6 +387,41 @@ async def test_no_head_is_a_timeout_and_the_engine_sees_the_close() -> None:
     await legs.stop()
 
 
+async def test_a_plain_answer_may_take_as_long_as_the_whole_leg() -> None:
+    """Its head comes with its last token: minutes after the request, and nothing is wrong."""
+    clock = FakeClock()
+    legs = Legs(LegSettings(head_s=5, total_s=20), clock)
+    async with peer(_silent) as engine:
+        leg = legs.begin(Origin.parse(engine.url), "/generate", patient=True)
+        await until(lambda: engine.requests)
+        clock.advance(19.9)
+        legs.sweep()
+        assert not leg.over
+        clock.advance(0.2)
+        legs.sweep()
+        with pytest.raises(TimedOut, match="not finished within 20 s"):
+            await leg.head()
+    await legs.stop()
+
+
+async def test_an_engine_that_does_not_read_a_large_request_meets_the_deadline() -> None:
+    clock, gate = FakeClock(), asyncio.Event()
+    legs = Legs(LegSettings(head_s=5), clock)
+
+    async def script(call: Call) -> None:
+        await gate.wait()
+
+    async with peer(script) as engine:
+        leg = legs.begin(Origin.parse(engine.url), "/generate", [], b"x" * 30_000_000)
+        await until(lambda: leg.phase is Phase.SENT)
+        clock.advance(5.1)
+        legs.sweep()
+        assert type(leg.error) is TimedOut
+        await until(lambda: legs.sockets == 0)
+        gate.set()
+    await legs.stop()
+
+
 async def test_a_silent_body_is_a_timeout_but_not_while_we_are_the_slow_side() -> None:
     clock = FakeClock()
     legs = Legs(LegSettings(idle_s=5, pause_bytes=3), clock)
