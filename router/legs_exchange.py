@@ -57,9 +57,9 @@ class Exchange:
     """One leg. Whoever began it ends it: reads it to its end or calls `abort()` in `finally`."""
 
     __slots__ = (
-        "_begun", "_buffered_bytes", "_chunks", "_moved", "_settings", "_since", "bell", "body_out",
-        "complete", "error", "head_out", "headers", "line", "on_over", "origin", "patient", "paused",
-        "phase", "received_bytes", "reused", "status", "waits",
+        "_begun", "_buffered_bytes", "_chunks", "_moved", "_settings", "_since", "bell",
+        "body_out", "complete", "error", "head_out", "headers", "line", "on_over", "origin",
+        "patient", "paused", "phase", "received_bytes", "reused", "status", "waits",
     )  # fmt: skip
 
     def __init__(
