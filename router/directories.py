@@ -25,7 +25,7 @@ from kvplane.vocabulary import Generation, Pod, Role, Shape, Stage, WorkerUp
 
 from .facts import BOOTSTRAP_PORT
 from .fleet import Fleet
-from .handoffs import HANDOFFS
+from .handoffs import HANDOFFS, way
 from .settings import WatchSettings
 from .target import Lost, bootstrap_host
 
@@ -68,8 +68,9 @@ class Directories:
 
     def up(self, worker: WorkerUp) -> None:
         """The fleet has this worker, or new facts of it. A newcomer is lost until it was found."""
-        if worker.role is not Role.PREFILL or worker.engine not in HANDOFFS:
-            return
+        how = HANDOFFS.get(way(worker))
+        if worker.role is not Role.PREFILL or how is None or how.directory != "route":
+            return  # no decode looks for it there
         pod = worker.pod
         if pod in self._shapes:
             self._fleet.mark_found(pod, self._shapes[pod])

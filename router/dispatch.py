@@ -1,27 +1,29 @@
 """Dispatch: both legs at once, one answer; the first failure of either ends the other.
 
-Edge: one waiter over two legs and a client (a Bell, no tasks). gateway.py begins it per attempt;
-legs.py carries the bytes; blame.py says what a failure means. Open it to change what the client
-sees of two engines. Rules: decode's bytes pass untouched; not a byte of decode leaves after a
-failure of prefill; before the first byte a failure is raised, after it the stream ends honestly.
+Edge: one waiter over two legs and a client (a Bell, no tasks). sending.py begins the legs,
+attempt.py says how they stand, blame.py what a failure means. Open it to change what the client
+sees of two engines. Rules: decode's bytes pass untouched, unless prefill's log-probabilities belong
+among them; not a byte of decode leaves after a failure of prefill; before the first byte a failure
+is raised, after it the stream ends honestly.
 
     both begun -> decode has a first byte (or a whole plain answer) -> copy -> decode's end
          |                 prefill failed / decode failed / client gone: abort both, at once
+    pull: prefill begun -> its whole answer -> decode begun -> the same
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Protocol
 
-from .blame import LegFailed, Side, engine_refused, leg_broke, stream_said
+from .attempt import Attempt, Refusal, is_stream
+from .blame import LegFailed, Side, engine_refused
+from .errors import GatewayError
 from .legs_errors import TimedOut
 from .legs_exchange import Bell, Exchange
 from .legs_wire import passed_back
-from .usage import Usage
+from .logprobs import MOST_BYTES
 
 MOST_ERROR_BYTES = 1024 * 1024  # of an engine's error body
 ERROR_BODY_S = 2.0  # an engine that said 4xx or 5xx has this long to say why
@@ -47,60 +49,6 @@ class Client(Protocol):
     async def write(self, data: bytes, more: bool) -> None: ...
 
 
-@dataclass
-class Attempt:
-    """Two legs that belong together; no prefill leg with a unified worker."""
-
-    decode: Exchange
-    decode_worker: str
-    prefill: Exchange | None = None
-    prefill_worker: str = ""
-    on_prefill_end: Callable[[], None] = lambda: None  # called once, when its answer is complete
-    on_start: Callable[[], None] = lambda: None  # called once, when the answer begins to leave
-    usage: Usage = field(default_factory=Usage)  # read off prefill's answer, or the only one
-    started: bool = False  # the client has the head of an answer
-    _prefill_ended: bool = False
-
-    def abort(self) -> None:
-        """Close what is still open. Idempotent."""
-        self.decode.abort()
-        if self.prefill is not None:
-            self.prefill.abort()
-
-    def look_at_prefill(self) -> None:
-        """Raise LegFailed where prefill failed; read what came of its answer."""
-        leg = self.prefill
-        if leg is None or self._prefill_ended:
-            return
-        if leg.status and not 200 <= leg.status < 300:
-            raise _Refusal(Side.PREFILL, self.prefill_worker, leg)
-        if leg.error is not None:
-            raise leg_broke(Side.PREFILL, self.prefill_worker, leg.error)
-        if leg.status:
-            self.usage.feed(leg.take())
-        if leg.complete:
-            self._prefill_ended = True
-            self.on_prefill_end()
-            if (said := self.usage.error()) is not None:
-                raise stream_said(Side.PREFILL, self.prefill_worker, *said)
-
-    def look_at_decode(self) -> None:
-        """Raise LegFailed where decode failed; tokens of a stream that came before go out first."""
-        leg = self.decode
-        if leg.status and not 200 <= leg.status < 300:
-            raise _Refusal(Side.DECODE, self.decode_worker, leg)
-        if leg.error is not None and not (leg.buffered_bytes and is_stream(leg)):
-            raise leg_broke(Side.DECODE, self.decode_worker, leg.error)
-
-
-class _Refusal(Exception):
-    """An engine answered no; its body is still to be read."""
-
-    def __init__(self, side: Side, worker: str, leg: Exchange) -> None:
-        super().__init__(str(side))
-        self.side, self.worker, self.leg = side, worker, leg
-
-
 async def dispatch(attempt: Attempt, client: Client, headers: HeaderList) -> None:
     """Answer the client from both legs. `headers` go out beside the engine's.
 
@@ -109,8 +57,8 @@ async def dispatch(attempt: Attempt, client: Client, headers: HeaderList) -> Non
     """
     try:
         await _answer(attempt, client, headers)
-    except _Refusal as refusal:
-        _close_other(attempt, refusal.leg)
+    except Refusal as refusal:
+        attempt.give_up(Side.DECODE if refusal.side is Side.PREFILL else Side.PREFILL)
         try:
             body = await _error_body(refusal.leg, client)
         finally:
@@ -130,21 +78,23 @@ async def dispatch(attempt: Attempt, client: Client, headers: HeaderList) -> Non
 
 
 async def _answer(attempt: Attempt, client: Client, headers: HeaderList) -> None:
-    decode = attempt.decode
     while True:
         _look(attempt, client)
-        if _ready(decode):
+        if _ready(attempt):
             break
         await client.bell.wait()
-    attempt.started = True
-    attempt.on_start()
-    await client.start(decode.status, [*passed_back(decode.headers, is_stream(decode)), *headers])
+    if attempt.merge is not None and not is_stream(attempt.decode):
+        await _merged(attempt, client, headers)
+        return
+    decode, merge = attempt.decode, attempt.merge
+    await _start(attempt, client, headers)
     while True:
         _look(attempt, client)
         data = decode.take()
         last = decode.complete
-        if attempt.prefill is None:
-            attempt.usage.feed(data)  # a unified worker tells its cached tokens itself
+        _listen(attempt, data)
+        if merge is not None:
+            data = merge.stream(data, last)
         if data or last:
             await client.write(data, more=not last)
         if last:
@@ -153,19 +103,58 @@ async def _answer(attempt: Attempt, client: Client, headers: HeaderList) -> None
             await client.bell.wait()
 
 
-def _ready(decode: Exchange) -> bool:
+def _ready(attempt: Attempt) -> bool:
     """May the head leave? A stream at its first byte; a plain answer when it is whole, so that
     one which breaks off can still become an error, or when it is more than we hold back."""
+    decode = attempt.decode
     if not 200 <= decode.status < 300:
+        return False
+    if attempt.merge is not None and not attempt.prefill_ended:
         return False
     if is_stream(decode):
         return decode.buffered_bytes > 0 or decode.complete
     return decode.complete or decode.paused
 
 
-def is_stream(decode: Exchange) -> bool:
-    """Is the answer server-sent events?"""
-    return decode.header(b"content-type").startswith(b"text/event-stream")
+async def _start(
+    attempt: Attempt, client: Client, headers: HeaderList, length: int | None = None
+) -> None:
+    """The head leaves; where the body is edited its length is ours to tell."""
+    attempt.started = True
+    attempt.on_start()
+    theirs = passed_back(attempt.decode.headers, is_stream(attempt.decode))
+    if attempt.merge is not None:
+        theirs = [(name, value) for name, value in theirs if name != b"content-length"]
+    if length is not None:
+        theirs.append((b"content-length", b"%d" % length))
+    await client.start(attempt.decode.status, [*theirs, *headers])
+
+
+def _listen(attempt: Attempt, data: bytes) -> None:
+    if attempt.prefill is None:
+        attempt.usage.feed(data)  # a unified worker tells its cached tokens itself
+    elif attempt.decode_usage is not None:
+        attempt.decode_usage.feed(data)
+
+
+async def _merged(attempt: Attempt, client: Client, headers: HeaderList) -> None:
+    """A plain answer that prefill's part is written into: held until it is whole."""
+    decode, merge, held = attempt.decode, attempt.merge, bytearray()
+    assert merge is not None, "only where something is merged"
+    while True:
+        _look(attempt, client)
+        held += decode.take()
+        if len(held) > MOST_BYTES:
+            text = f"the answer is longer than {MOST_BYTES} bytes: ask for fewer log-probabilities"
+            cause = GatewayError("invalid_request", text)
+            raise LegFailed(Side.DECODE, attempt.decode_worker, cause, status=cause.status)
+        if decode.complete:
+            break
+        if not decode.buffered_bytes:
+            await client.bell.wait()
+    body = merge.whole(bytes(held))
+    await _start(attempt, client, headers, len(body))
+    await client.write(body, more=False)
 
 
 def _look(attempt: Attempt, client: Client) -> None:
@@ -173,13 +162,6 @@ def _look(attempt: Attempt, client: Client) -> None:
         raise ClientGone
     attempt.look_at_prefill()
     attempt.look_at_decode()
-
-
-def _close_other(attempt: Attempt, failed: Exchange) -> None:
-    """The loser is closed before anything else is waited for."""
-    for leg in (attempt.prefill, attempt.decode):
-        if leg is not None and leg is not failed:
-            leg.abort()
 
 
 async def _error_body(leg: Exchange, client: Client) -> bytes:
@@ -205,7 +187,7 @@ async def _error_body(leg: Exchange, client: Client) -> bytes:
 def settled(attempt: Attempt) -> bool:
     """Is nothing of prefill's answer left to wait for? What came of it is read on the way."""
     leg = attempt.prefill
-    with contextlib.suppress(LegFailed, _Refusal):
+    with contextlib.suppress(LegFailed, Refusal):
         attempt.look_at_prefill()
     return leg is None or leg.over
 
@@ -221,7 +203,7 @@ async def finish_prefill(attempt: Attempt, bell: Bell, deadline_s: float) -> Non
             while not leg.over:
                 await bell.wait()
                 attempt.look_at_prefill()
-    except (LegFailed, _Refusal):
+    except (LegFailed, Refusal):
         return
     except TimeoutError:
         if leg is not None:

@@ -1,19 +1,38 @@
-"""Hand-offs: how a binding is written into two requests, by engine family.
+"""Hand-offs: how a binding is written into two requests, by way of transfer.
 
-Seam: the table is here, base.py says what each member must do. The engine named in WorkerUp picks
-its row; a worker of role both takes "none". A newcomer is one file and one line.
+Seam: the table is here, base.py says what each member must do. A worker takes part in the way it was
+declared with (`handoff`), else in its engine's own; two meet only where their ways are one. A worker
+of role both takes "none". A newcomer is one file and one line.
 """
 
 from __future__ import annotations
 
-from .base import Bodies, Handoff, reserved
-from .none import Unified
-from .sglang import Sglang
+from kvplane.vocabulary import WorkerUp
+
+from .base import Bodies, Handoff, Seats, Second, reserved, way
+from .none import Unified, UnifiedVllm
+from .sglang import Kvplane, Sglang, SglangCounted
+from .sglang_headers import SglangHeaders
+from .vllm_mooncake import VllmMooncake
+from .vllm_nixl import VllmNixl
 
 HANDOFFS: dict[str, Handoff] = {
     "none": Unified(),
+    "none-vllm": UnifiedVllm(),
     "sglang": Sglang(),
-    "kvplane": Sglang(),  # the tiny engine reads SGLang's triple
+    "sglang-counted": SglangCounted(),  # releases whose chat route takes no lists of rooms
+    "sglang-headers": SglangHeaders(),  # engines that let headers override members
+    "kvplane": Kvplane(),  # the tiny engine reads SGLang's triple
+    "vllm": VllmNixl(),
+    "vllm-mooncake": VllmMooncake(),
 }
 
-__all__ = ["HANDOFFS", "Bodies", "Handoff", "Sglang", "Unified", "reserved"]
+
+def handoff(prefill: WorkerUp | None, decode: WorkerUp) -> Handoff:
+    """How a request is handed over between these two; a KeyError where no row is theirs."""
+    if prefill is not None:
+        return HANDOFFS[way(prefill)]
+    return HANDOFFS["none-vllm" if decode.engine == "vllm" else "none"]
+
+
+__all__ = ["HANDOFFS", "Bodies", "Handoff", "Seats", "Second", "handoff", "reserved", "way"]

@@ -1,69 +1,137 @@
 """SGLang's hand-off: the bootstrap triple in both bodies, both legs at once.
 
-Pure: a member of the seam handoffs/. Sources: sglang.md sections 3 and 8, sgl-router.md section 4.
+Pure: members of the seam handoffs/. Sources: sglang.md sections 3 and 8, sgl-router.md section 4.
 The tiny engine speaks it too. Open it when SGLang reads other members.
 
-    one prompt, one sample      "bootstrap_room": 71
+    one prompt, one sample      "bootstrap_room": 71             "rid": "kvplane-0000000000000047"
     a list, or n > 1            "bootstrap_room": [71, 12, 5]    every sample its own room
+    the same, counted           "bootstrap_room": 71             SGLang counts on: 71, 72, 73
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 import msgspec
 
 from kvplane.vocabulary import Binding
 
+from ..logprobs import needed
 from ..request import Ask
 from ..splice import splice
-from .base import Bodies, reserved
+from .base import Bodies, Seats, reserved
 
 # Streams of OpenAI routes tell usage only when asked to. Nobody but us reads prefill's stream, and
 # its cached tokens are what the index's foresight is judged by.
 USAGE = ("stream_options", b'{"include_usage":true}')
 
+Members = list[tuple[str, bytes]]
+
 
 class Sglang:
     """Both engines get the client's body plus the triple."""
+
+    directory: Literal["route", "query", ""] = "route"
+    counted = False
 
     def rooms(self, ask: Ask) -> int:
         """One per prompt and sample: samples that share a room hang SGLang (sglang#26486)."""
         return ask.prompts * ask.samples
 
-    def write(
-        self,
-        ask: Ask,
-        bindings: Sequence[Binding],
-        prefill_dp: int = 1,
-        decode_dp: int = 1,
-    ) -> Bodies:
+    def alone(self, ask: Ask) -> str:
+        """A decode of SGLang serves nothing without a room."""
+        return ""
+
+    def write(self, ask: Ask, bindings: Sequence[Binding], seats: Seats) -> Bodies:
         """The triple in both; dp ranks where there is more than one."""
         assert len(bindings) == self.rooms(ask), "a room for each prompt and sample"
-        triple = _triple(bindings, as_list=ask.batched or len(bindings) > 1)
+        name, rids = self._named(ask, bindings)
+        shared = [*self._triple(ask, bindings), *name]
         pair = bindings[0]
-        pinned = [("disagg_prefill_dp_rank", _json(pair.prefill.dp_rank))] * (prefill_dp > 1)
-        to_prefill = [("routed_dp_rank", _json(pair.prefill.dp_rank))] * (prefill_dp > 1)
-        to_decode = [("routed_dp_rank", _json(pair.decode.dp_rank))] * (decode_dp > 1)
-        decode = splice(ask.raw, ask.body, reserved, [*triple, *pinned, *to_decode])
+        to_prefill, to_decode = ranks(pair, seats)
+        decode = splice(ask.raw, ask.body, reserved, [*shared, *to_decode])
+        prefill = decode
         if ask.stream and ask.path != "/generate":
-            to_prefill = [*to_prefill, USAGE]
-        if to_prefill == to_decode:
-            return Bodies(decode, decode)
-        prefill = splice(ask.raw, ask.body, _not_prefills, [*triple, *pinned, *to_prefill])
-        return Bodies(prefill, decode)
+            prefill = splice(ask.raw, ask.body, not_prefills, [*shared, *to_prefill, USAGE])
+        elif to_prefill != to_decode:
+            prefill = splice(ask.raw, ask.body, reserved, [*shared, *to_prefill])
+        return Bodies(prefill, decode, merge=needed(ask), rids=rids)
+
+    def _triple(self, ask: Ask, bindings: Sequence[Binding]) -> Members:
+        if ask.batched or len(bindings) > 1:
+            columns: tuple[object, ...] = (
+                [binding.triple.host for binding in bindings],
+                [binding.triple.port for binding in bindings],
+                [binding.triple.room for binding in bindings],
+            )
+        else:
+            columns = (bindings[0].triple.host, bindings[0].triple.port, bindings[0].triple.room)
+        names = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
+        return [(name, _json(column)) for name, column in zip(names, columns, strict=True)]
+
+    def _named(self, ask: Ask, bindings: Sequence[Binding]) -> tuple[Members, tuple[str, ...]]:
+        """The member that names the request, where the client did not, and the names to abort.
+
+        One of ours is new with each attempt, or the abort of one would end the next. SGLang numbers
+        the prompts of a list, and names samples anew: those end with their connection only.
+        """
+        given, several = ask.body.get("rid"), ask.batched or ask.samples > 1
+        member: Members = []
+        if given is None:
+            given = name_of(bindings[0])
+            member = [("rid", b'"%s"' % given.encode())]
+        if ask.samples > 1:
+            return member, ()
+        if isinstance(given, str):
+            each = tuple(f"{given}_{at}" for at in range(ask.prompts))
+            return member, each if several else (given,)
+        told = given if isinstance(given, list) else []
+        return member, tuple(one for one in told if isinstance(one, str))
 
 
-def _triple(bindings: Sequence[Binding], as_list: bool) -> list[tuple[str, bytes]]:
-    hosts = [binding.triple.host for binding in bindings]
-    ports = [binding.triple.port for binding in bindings]
-    rooms = [binding.triple.room for binding in bindings]
-    columns: dict[str, Sequence[object]]
-    columns = {"bootstrap_host": hosts, "bootstrap_port": ports, "bootstrap_room": rooms}
-    return [(name, _json(column if as_list else column[0])) for name, column in columns.items()]
+class SglangCounted(Sglang):
+    """For releases whose chat route refuses lists (sglang#9351): one room, counted on from.
+
+    Both dp ranks travel where the prefill has several, for the rooms do not name its rank.
+    """
+
+    counted = True
+
+    def _triple(self, ask: Ask, bindings: Sequence[Binding]) -> Members:
+        if ask.batched:
+            return super()._triple(ask, bindings)
+        return super()._triple(ask, bindings[:1])
 
 
-def _not_prefills(name: str) -> bool:
+class Kvplane(Sglang):
+    """The tiny engine: one name for the whole request, whatever it holds."""
+
+    def _named(self, ask: Ask, bindings: Sequence[Binding]) -> tuple[Members, tuple[str, ...]]:
+        given = ask.body.get("rid")
+        if given is not None:
+            return [], (given,) if isinstance(given, str) else ()
+        name = name_of(bindings[0])
+        return [("rid", b'"%s"' % name.encode())], (name,)
+
+
+def name_of(binding: Binding) -> str:
+    """A name nobody else gives, of one length: SGLang ends all that begin with an aborted one."""
+    return f"kvplane-{binding.room:016x}"
+
+
+def ranks(pair: Binding, seats: Seats) -> tuple[Members, Members]:
+    """Members that pin the dp ranks, for prefill and for decode."""
+    prefill, decode = _json(pair.prefill.dp_rank), _json(pair.decode.dp_rank)
+    pinned = [("disagg_prefill_dp_rank", prefill)] * (seats.prefill_dp > 1)
+    return (
+        [*pinned, *[("routed_dp_rank", prefill)] * (seats.prefill_dp > 1)],
+        [*pinned, *[("routed_dp_rank", decode)] * (seats.decode_dp > 1)],
+    )
+
+
+def not_prefills(name: str) -> bool:
+    """Members of the client that its prefill's stream does without."""
     return reserved(name) or name == USAGE[0]
 
 

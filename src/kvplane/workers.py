@@ -20,6 +20,7 @@ FIELDS = frozenset(
     {
         "url", "role", "engine", "bootstrap_port", "events", "replay", "model", "block_size",
         "tokenizer", "name", "dp_size", "bootstrap_host", "topic", "event_form",
+        "handoff",
     }
 )  # fmt: skip
 
@@ -84,6 +85,7 @@ def worker_from_table(table: Mapping[str, Any]) -> WorkerUp:
         tokenizer=_text("tokenizer", table.get("tokenizer", "")),
         topic=_text("topic", table.get("topic", "")),
         event_form=_form(table.get("event_form", "")),
+        handoff=_handoff(table.get("handoff", "")),
     )
 
 
@@ -94,6 +96,16 @@ def _form(value: object) -> str:
     from kvplane.events import DIALECTS  # few name it: start without
 
     return _choice("event_form", value, tuple(DIALECTS))
+
+
+def _handoff(value: object) -> str:
+    """Another way to start a transfer than the engine's own, by name."""
+    if not value:
+        return ""
+    from kvplane.router import HANDOFFS  # few name it: start without
+
+    ways = tuple(name for name in HANDOFFS if not name.startswith("none"))
+    return _choice("handoff", value, ways)
 
 
 def _bootstrap(table: Mapping[str, Any]) -> tuple[str | None, int | None]:

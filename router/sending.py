@@ -1,0 +1,236 @@
+"""Sending: an attempt's requests, in the order its hand-off asks for, and how its engines hear of
+its end.
+
+Edge: mints rooms, begins the legs, and runs the errands that follow. journey.py calls it once at
+either end of an attempt; handoffs/ say what is written. Open it to change what engines are sent.
+
+    rooms -> both bodies at once                  -> Attempt
+          -> prefill's; decode's of its answer    /
+    given up at work -> the engine's abort, once     kept for nobody -> a decode fetches it, once
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+
+from kvplane.bootstrap import mint
+from kvplane.runtime import Clock
+from kvplane.vocabulary import MAX_ROOM, Binding, BootstrapTriple, Role, Room
+
+from .attempt import Attempt
+from .blame import Side
+from .choice import Choice
+from .errands import Errands
+from .facts import BOOTSTRAP_PORT
+from .fleet import Fleet
+from .handoffs import Bodies, Handoff, Seats, handoff, way
+from .handovers import Handovers
+from .legs import Legs
+from .legs_exchange import Bell, Exchange
+from .legs_settings import LegSettings
+from .legs_wire import Origin, forwarded
+from .logprobs import Merge
+from .metrics import RouterMetrics
+from .prefill_ids import PrefillIds
+from .request import Ask
+from .target import Target
+from .usage import Usage
+
+MOST_ABORTS = 64  # names of one request that are called off; the rest ends with its connection
+CLEAN_UP_S = 30.0  # a fetch of blocks and one token; Nixl's lease is as long
+UNSENT = LegSettings()  # of a leg that waits for prefill: no deadline runs
+
+HeaderList = list[tuple[bytes, bytes]]
+
+
+def bind(ask: Ask, choice: Choice) -> list[Binding]:
+    """A room for each prompt and sample, the first congruent to the prefill's dp rank: all, unless
+    the engine counts on from it."""
+    prefill, decode = choice.prefill, choice.decode
+    if prefill is None:
+        return []
+    how = handoff(prefill.up, decode.up)
+    host, port = prefill.bootstrap_host, prefill.up.bootstrap_port or BOOTSTRAP_PORT
+    return [
+        Binding(
+            room,
+            prefill.worker,
+            decode.worker,
+            BootstrapTriple(host, port, room),
+            choice.prefill_epoch,
+            choice.decode_epoch,
+        )
+        for room in _rooms(how, ask, prefill)
+    ]
+
+
+def _rooms(how: Handoff, ask: Ask, prefill: Target) -> Sequence[Room]:
+    count, rank, size = how.rooms(ask), prefill.worker.dp_rank, prefill.up.dp_size
+    rooms: dict[Room, None] = {}
+    while len(rooms) < count:
+        room = mint(lambda: secrets.randbits(63), rank, size)
+        if how.counted and not ask.batched:
+            if room + count <= MAX_ROOM:
+                return [Room(room + at) for at in range(count)]
+        else:
+            rooms[room] = None
+    return list(rooms)
+
+
+@dataclass(slots=True)
+class Sent:
+    """One attempt's requests, as long as anybody may ask what became of them."""
+
+    ask: Ask
+    prefill: Target | None
+    decode: Target
+    bodies: Bodies
+    headers: HeaderList
+    tokens: int
+    attempt: Attempt
+
+    def target(self, side: Side) -> Target:
+        """The worker of a side."""
+        return self.prefill if side is Side.PREFILL and self.prefill is not None else self.decode
+
+
+class Sending:
+    """One per gateway."""
+
+    def __init__(self, legs: Legs, fleet: Fleet, metrics: RouterMetrics, clock: Clock) -> None:
+        self._legs, self._fleet = legs, fleet
+        self._errands, self._ids = Errands(legs), PrefillIds(legs, clock)
+        lost = metrics.undisaggregated
+        self.handovers = Handovers(
+            self._errands, metrics.registry, lambda why: lost.labels(why).inc(), clock.now
+        )
+
+    async def begin(self, ask: Ask, choice: Choice, bindings: list[Binding], bell: Bell) -> Sent:
+        """Both requests leave in one step, or prefill's alone. Raises LegFailed where the prefill
+        cannot be told from others."""
+        prefill, decode = choice.prefill, choice.decode
+        how = handoff(prefill.up if prefill is not None else None, decode.up)
+        engine_id = ""
+        if prefill is not None and how.directory == "query":
+            engine_id = await self._ids.of(prefill)
+        size = prefill.up.dp_size if prefill is not None else 1
+        seats = Seats(size, decode.up.dp_size, decode.worker.dp_rank, engine_id)
+        bodies = how.write(ask, bindings, seats)
+        headers = [
+            (b"content-type", b"application/json"),
+            (b"x-request-id", ask.request_id.encode()),
+            *forwarded(ask.headers),
+        ]
+        first = self._decode(ask, decode, bodies, headers, bell)
+        attempt = Attempt(first, decode.name)
+        sent = Sent(ask, prefill, decode, bodies, headers, choice.prompt_tokens, attempt)
+        if bodies.rids or bodies.prefill is not None:
+            attempt.on_given_up = lambda side: self._call_off(sent, side)
+        if prefill is not None and bodies.prefill is not None:
+            self._prefill(sent, prefill, bodies.prefill, bell)
+        return sent
+
+    def ended(self, sent: Sent) -> None:
+        """The attempt is over: what it left behind is cleaned up, what it was is counted."""
+        attempt, prefill = sent.attempt, sent.prefill
+        if prefill is None or not attempt.keeps:
+            return
+        leg = attempt.prefill
+        answered = leg is not None and leg.complete and 200 <= leg.status < 300
+        whole = attempt.decode.complete and 200 <= attempt.decode.status < 300
+        if not whole:
+            self._ids.forget(prefill.worker.pod)
+        if answered and not attempt.taken:
+            self._clean_up(sent)
+        if answered and whole and sent.bodies.ignored is not None:
+            told = attempt.decode_usage.cached_tokens() if attempt.decode_usage else None
+            why, proven = sent.bodies.ignored(bytes(attempt.answer), told)
+            why = attempt.without or why
+            self.handovers.ended(prefill, sent.decode, why, proven, sent.tokens)
+
+    # -- in order of use
+
+    def _decode(
+        self, ask: Ask, target: Target, bodies: Bodies, headers: HeaderList, bell: Bell
+    ) -> Exchange:
+        if bodies.decode is None:
+            return Exchange(Origin.parse(target.url), b"", b"", UNSENT, bell)
+        return self._leg(target, ask.path, [*headers, *bodies.decode_headers], bodies.decode, bell)
+
+    def _leg(
+        self, target: Target, path: str, headers: HeaderList, body: bytes, bell: Bell
+    ) -> Exchange:
+        return self._legs.begin(Origin.parse(target.url), path, headers, body, bell)
+
+    def _prefill(self, sent: Sent, target: Target, body: bytes, bell: Bell) -> None:
+        attempt, bodies = sent.attempt, sent.bodies
+        headers = [*sent.headers, *bodies.prefill_headers]
+        attempt.prefill = self._leg(target, sent.ask.path, headers, body, bell)
+        attempt.prefill_worker = target.name
+        if bodies.merge:
+            attempt.merge = Merge()
+        attempt.keeps = bodies.merge or bodies.then is not None or bodies.clean_up is not None
+        attempt.decode_usage = Usage() if bodies.ignored is not None else None
+        if (then := bodies.then) is not None:
+
+            def follow(answer: bytes) -> Exchange:
+                second = then(answer)
+                attempt.without = second.without
+                headers = [*sent.headers, *bodies.decode_headers]
+                return self._leg(sent.decode, sent.ask.path, headers, second.body, bell)
+
+            attempt.follow = follow
+
+    def _call_off(self, sent: Sent, side: Side) -> None:
+        """Its connection is closed already; an engine that knows its name ends it at once too."""
+        if not sent.bodies.rids:
+            self.handovers.aborted(side, "closed")
+            return
+        headers = [(b"content-type", b"application/json"), *forwarded(sent.ask.headers)]
+
+        def told(status: int, body: bytes) -> None:
+            outcome = "told" if status == 200 else "refused" if status else "unheard"
+            self.handovers.aborted(side, outcome)
+
+        for rid in sent.bodies.rids[:MOST_ABORTS]:
+            body = msgspec.json.encode({"rid": rid})
+            url = sent.target(side).url
+            if not self._errands.run(url, "/abort_request", headers, body, then=told):
+                self.handovers.aborted(side, "dropped")
+
+    def _clean_up(self, sent: Sent) -> None:
+        """Blocks wait at the prefill for a decode that never came: one fetches them, with one
+        token to answer. Where none can, they go when their lease ends."""
+        clean_up, attempt = sent.bodies.clean_up, sent.attempt
+        body = clean_up(bytes(attempt.answer)) if clean_up is not None else None
+        if body is None:
+            return
+        target = self._cleaner(sent)
+        if target is None:
+            self.handovers.cleaned("no decode")
+            return
+
+        def told(status: int, answer: bytes) -> None:
+            fetched = 200 <= status < 300
+            self.handovers.cleaned("fetched" if fetched else "refused" if status else "unheard")
+
+        headers = [*sent.headers, *sent.bodies.decode_headers]
+        path, limit = sent.ask.path, CLEAN_UP_S
+        if not self._errands.run(target.url, path, headers, body, deadline_s=limit, then=told):
+            self.handovers.cleaned("dropped")
+
+    def _cleaner(self, sent: Sent) -> Target | None:
+        """The decode that was chosen, if nothing is known against it; else another like it."""
+        own, leg = sent.decode, sent.attempt.decode
+        if not leg.status and leg.error is None and own.usable:
+            return own
+        if sent.bodies.decode_headers:  # another pod has other ranks
+            return own if own.usable and leg.status else None
+        like = self._fleet.selectable(Role.DECODE, sent.ask.model)
+        others = [t for t in like if t.worker != own.worker and way(t.up) == way(own.up)]
+        others.sort(key=lambda target: target.inflight_tokens)
+        return next(iter(others), own if leg.status else None)
