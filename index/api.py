@@ -155,7 +155,8 @@ def index_app(
         clock or SystemClock(),
         chains or Chains(),
     )
-    app = _App(title="kvplane index", description="Who holds which KV blocks.")
+    text = "Who holds which KV blocks."  # FastAPI's own page of it would come from elsewhere
+    app = _App(title="kvplane index", description=text, docs_url=None, redoc_url=None)
     app.desk = Desk(view, follower, fleet, tokenize, metrics, settings, clock, chains, doubts)
     routes = _Routes(view, follower, fleet, settings, clock, app.desk, doubts)
     app.add_api_route("/rank", routes.rank, methods=["POST"], response_model=None)

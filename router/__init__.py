@@ -10,6 +10,7 @@ from .api import Api
 from .breaker import Breakers
 from .choice import Choice, Chooser
 from .dashboard import dashboard_app
+from .departures import Departures
 from .diagnosis import report
 from .directories import Directories
 from .discovery import DISCOVERIES, Discovery, ProbeFailed, Static, Waiting, probe
@@ -53,6 +54,7 @@ __all__ = [
     "Candidate",
     "Choice",
     "Chooser",
+    "Departures",
     "Directories",
     "Discovery",
     "EngineTokens",

@@ -27,6 +27,8 @@ from .engines import ask_engine, ask_models
 from .errors import GatewayError
 from .gateway import Gateway
 
+HTTP_CODES = {404: "not_found", 413: "payload_too_large"}
+
 
 def admin_app(
     gateway: Gateway,
@@ -128,8 +130,8 @@ async def _invalid(request: Request, error: Exception) -> Response:
 
 async def _http(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    code = "not_found" if error.status_code == 404 else "invalid_request"
-    message = f"{request.method} {request.url.path}: {error.detail}"
+    code = HTTP_CODES.get(error.status_code, "invalid_request")
+    message = f"{request.method} {request.url.path[:200]}: {error.detail}"
     shape = GatewayError(code, message, status=error.status_code).shape()
     return JSONResponse(shape, error.status_code, dict(error.headers or {}))
 

@@ -21,7 +21,7 @@ from typing import Any
 
 from .admission import Admission
 from .admission_metrics import AdmissionState
-from .asker import AsgiClient, HeaderList, Receive, Scope, Send
+from .asker import AsgiClient, HeaderList, Receive, Scope, Send, bounded
 from .dispatch import BrokenBody, ClientGone
 from .errors import GatewayError
 from .gateway import Gateway
@@ -33,6 +33,7 @@ from .tenants import apart
 
 log = logging.getLogger(__name__)
 
+MOST_ADMIN_BYTES = 1024 * 1024  # of a body to an admin route: workers are told in less
 DECODABLE = (b"", b"identity")  # content-encoding of a body we can splice
 
 
@@ -50,7 +51,7 @@ class Api:
         """ASGI."""
         path = scope.get("path", "")
         if scope["type"] != "http" or not (path in COUNTS or path in PROXIED):
-            await self._admin(scope, receive, send)
+            await self._admin(scope, bounded(receive, MOST_ADMIN_BYTES), send)
         elif scope["method"] == "POST":
             await self._infer(path, scope, receive, send)
         else:

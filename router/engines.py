@@ -1,7 +1,8 @@
 """Engines: what the engines say about themselves, asked for a client.
 
-Edge: small GETs over the legs, with a short deadline, never on a request's path. admin.py shows the
-answers. Open it to change whom a question goes to.
+Edge: small GETs and POSTs over the legs, with a short deadline, never on a request's path; many
+engines are asked at once, and a silent one is left out. admin.py and admin_fleet.py show the
+answers, model_list.py makes one list of many. Open it to change whom a question goes to.
 """
 
 from __future__ import annotations
@@ -11,21 +12,27 @@ from typing import Any
 
 import msgspec
 
-from kvplane.vocabulary import Role, WorkerUp
+from kvplane.vocabulary import Role
 
 from .errors import GatewayError
 from .gateway import Gateway
 from .legs_errors import LegError
 from .legs_wire import Origin
+from .model_list import entries_of, merged
 from .target import Target
 
 ASK_S = 3.0  # engines answer these in milliseconds
 MOST_BYTES = 4 * 1024 * 1024
+MOST_ASKED = 64  # engines, for one question to all of them; the rest are known by name
 
 
-async def get(gateway: Gateway, url: str, path: str) -> tuple[int, bytes]:
-    """Status and body of one GET. Raises LegError, TimeoutError."""
-    leg = gateway.legs.begin(Origin.parse(url), path, method="GET")
+async def get(
+    gateway: Gateway, url: str, path: str, method: str = "GET"
+) -> tuple[int, bytes]:
+    """Status and body of one call. Raises LegError, TimeoutError."""
+    key = gateway.settings.admission.api_key
+    headers = [(b"authorization", b"Bearer " + key.encode())] if key else []
+    leg = gateway.legs.begin(Origin.parse(url), path, headers, method=method)
     try:
         async with asyncio.timeout(ASK_S):
             return await leg.head(), await leg.read(MOST_BYTES)
@@ -36,7 +43,7 @@ async def get(gateway: Gateway, url: str, path: str) -> tuple[int, bytes]:
 async def ask_engine(gateway: Gateway, path: str) -> bytes:
     """The answer of the first engine that gives one, prefills first. Raises GatewayError."""
     why = "no worker is registered"
-    for target in _askable(gateway):
+    for target in askable(gateway)[:8]:
         try:
             status, body = await get(gateway, target.url, path)
         except (LegError, TimeoutError) as error:
@@ -49,41 +56,22 @@ async def ask_engine(gateway: Gateway, path: str) -> bytes:
 
 
 async def ask_models(gateway: Gateway) -> list[dict[str, Any]]:
-    """Every model once, with the members its engine gives it; where none answers, by name only."""
-    found: dict[str, dict[str, Any]] = {}
-    asked: set[str] = set()
-    for target in _askable(gateway):
-        if target.model in asked:
-            continue
-        for entry in await _listed(gateway, target):
-            found.setdefault(entry["id"], entry)
-            asked.add(target.model)
-    for up in gateway.fleet.pods():
-        for name in filter(None, (up.model, *up.adapters)):
-            found.setdefault(name, _named(name, up))
-    return [found[name] for name in sorted(found)]
+    """Every model once, with the members its engines give it; where none answers, by name only."""
+    asked = askable(gateway)[:MOST_ASKED]
+    lists = await asyncio.gather(*(_listed(gateway, target) for target in asked))
+    return merged(lists, gateway.fleet.pods())
 
 
-def _askable(gateway: Gateway) -> list[Target]:
+def askable(gateway: Gateway) -> list[Target]:
     """One target per pod; the healthy first, prefills before the rest."""
     order = {Role.PREFILL: 0, Role.BOTH: 1, Role.DECODE: 2}
     targets = [target for target in gateway.fleet.targets() if target.worker.dp_rank == 0]
-    return sorted(targets, key=lambda target: (not target.healthy, order[target.role]))[:8]
+    return sorted(targets, key=lambda target: (not target.healthy, order[target.role]))
 
 
 async def _listed(gateway: Gateway, target: Target) -> list[dict[str, Any]]:
     try:
         status, body = await get(gateway, target.url, "/v1/models")
-        told = msgspec.json.decode(body) if status == 200 else {}
+        return entries_of(msgspec.json.decode(body)) if status == 200 else []
     except (LegError, TimeoutError, msgspec.DecodeError, msgspec.ValidationError, RecursionError):
         return []
-    data = told.get("data") if isinstance(told, dict) else None
-    entries = data if isinstance(data, list) else []
-    return [
-        entry for entry in entries if isinstance(entry, dict) and isinstance(entry.get("id"), str)
-    ]
-
-
-def _named(name: str, up: WorkerUp) -> dict[str, Any]:
-    base = {"id": name, "object": "model", "created": 0, "owned_by": "kvplane", "root": up.model}
-    return base | {"max_model_len": up.max_tokens}

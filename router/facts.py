@@ -24,6 +24,7 @@ BOOTSTRAP_PORT = 8998  # SGLang's default, where neither flags nor the engine te
 ANSWER_TOKENS = 128  # an answer's share of decode load where the client sets no limit
 CHARS_PER_TOKEN = 32  # no text worth tokenising has more on average
 TRACEPARENT_BYTES = 256  # of version 00: 55
+MOST_SHOWN = 128  # rooms in a header: 2.5 kB, which every client and proxy takes; 4096 are 81 kB
 BYTES_PER_TOKEN = 4  # of a body, where its tokens are not known
 
 HeaderList = list[tuple[bytes, bytes]]
@@ -82,12 +83,21 @@ def headers(ask: Ask, choice: Choice, bindings: Sequence[Binding]) -> HeaderList
         ("x-kvplane-knowledge", str(choice.knowledge)),
     ]
     if bindings:
-        found.append(("x-kvplane-room", ",".join(str(binding.room) for binding in bindings)))
+        found += _rooms(bindings)
     if choice.knowledge is not Knowledge.EXACT:
         found.append(("x-kvplane-reason", _one_line(choice.reason)))
     if ask.stream:
         found.append(("x-accel-buffering", "no"))  # proxies in front must not collect a stream
     return [(name.encode(), value.encode("latin-1", "replace")) for name, value in found]
+
+
+def _rooms(bindings: Sequence[Binding]) -> list[tuple[str, str]]:
+    """All rooms, or the first of them and how many there are: GET /requests/{id} has them all."""
+    shown = ",".join(str(binding.room) for binding in bindings[:MOST_SHOWN])
+    found = [("x-kvplane-room", shown)]
+    if len(bindings) > MOST_SHOWN:
+        found.append(("x-kvplane-rooms", str(len(bindings))))
+    return found
 
 
 def meeting(ask: Ask, choice: Choice, bindings: Sequence[Binding], number: int) -> Meeting:

@@ -7,6 +7,7 @@ parts of a process are started and ended together.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from typing import Protocol
 
 import aiohttp
@@ -47,10 +48,12 @@ class Composite:
             await part.start()
             self._stack.push_async_callback(part.stop)
 
-    async def session(self, total_s: float = 10.0) -> aiohttp.ClientSession:
-        """A client for control calls, closed with this part."""
+    async def session(
+        self, total_s: float = 10.0, headers: Mapping[str, str] | None = None
+    ) -> aiohttp.ClientSession:
+        """A client for control calls, closed with this part; `headers` go with each of them."""
         timeout = aiohttp.ClientTimeout(total=total_s)
-        session = aiohttp.ClientSession(timeout=timeout, trust_env=False)
+        session = aiohttp.ClientSession(timeout=timeout, trust_env=False, headers=headers)
         self._stack.push_async_callback(session.close)
         return session
 

@@ -1,10 +1,9 @@
-"""Connections: what a client may do to an HTTP port before an app sees a request, and how often we
-write for one answer.
+"""Connections: what a client may do to an HTTP port before an app sees a request.
 
 Door. Used by doors.py, between uvicorn and its parser. Heads are bounded in bytes and time (25 MB
-of header lines would hold 300 MB, a head that never ends would be waited for for ever), head and
-body of an answer leave in one write, a client that takes nothing of its answer is let go, and the
-scope says two things more. Open it to change a bound.
+of header lines would hold 300 MB, a head that never ends would be waited for for ever) and refused
+in words (refusals.py), writing.py joins what is written, a client that takes nothing of its answer
+is let go, and the scope says two things more. Open it to change a bound.
 
     scope["extensions"]["tls"]["client_cert_name"]   as the ASGI TLS extension has it
     scope["extensions"]["kvplane.leave"](call)       call() when the client leaves before the end
@@ -13,6 +12,7 @@ scope says two things more. Open it to change a bound.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
@@ -20,14 +20,18 @@ from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-MOST_BYTES = (
-    64 * 1024
-)  # without a byte of a body: head, chunk lines or trailers; others take 8-64 K
+from kvplane.refusals import MOST_LINES, refusal, too_long
+from kvplane.writing import Writer
+
+log = logging.getLogger(__name__)
+
+# Without a byte of a body: head, chunk lines or trailers; others take 8-64 K.
+MOST_BYTES = 64 * 1024
 HEAD_S = 10.0  # for a head to arrive whole, counted from its first byte or from the connection
 MOST_AHEAD = 256  # requests sent before the answer to an earlier one; real clients send none
 STALL_S = 120.0  # a client that takes not a byte of what waits for it this long is let go
 LEAVE = "kvplane.leave"  # a task that waits for this would cost a tenth of a small request
-JOINED = 16 * 1024  # bytes that wait for more at most; then they leave at once
+TELL_S = 1.0  # a flood of bad heads is not a flood of log lines
 
 
 class Connection(HttpToolsProtocol):
@@ -37,8 +41,12 @@ class Connection(HttpToolsProtocol):
     stalled: ClassVar[int] = 0
     head_s: ClassVar[float] = HEAD_S
     stall_s: ClassVar[float] = STALL_S
+    most_bytes: ClassVar[int] = MOST_BYTES
+    told_at: ClassVar[float] = 0.0  # when the log last heard of a refusal
 
     _quiet = 0  # bytes since a request or a part of a body was complete
+    _within = False  # between the first byte of a request and its last
+    _why: tuple[int, str] | None = None  # the head was refused, though the parser took it
     _named: str | None = None
     _late: asyncio.TimerHandle | None = None
     _stuck: asyncio.TimerHandle | None = None
@@ -46,7 +54,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._writer = _OneWrite(transport, self.loop)
+        self._writer = Writer(transport, self.loop, lambda: self._within)
         self.transport = self._writer  # type: ignore[assignment]
         self._named = _subject(transport.get_extra_info("peercert"))
         self._late = self.loop.call_later(self.head_s, self._refuse)
@@ -54,24 +62,29 @@ class Connection(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         self._in_time()
         self._drains()
+        self._writer.ended()
         super().connection_lost(exc)
         leaving, self._leaving = self._leaving, None
         if leaving is not None:
             leaving()
 
     def data_received(self, data: bytes) -> None:
+        if self._writer.deaf:
+            return
         self._quiet += len(data)
         super().data_received(data)
         if self._late is None and (self.cycle is None or self.cycle.response_complete):
             # Here, not before: most heads arrive in one piece and need no timer.
             self._late = self.loop.call_later(self.head_s, self._refuse)
-        if self._quiet > MOST_BYTES and not self.transport.is_closing():
-            self._refuse()
+        if self._quiet > self.most_bytes and not self.transport.is_closing():
+            self._refuse(*self._too_long())
         if len(self.pipeline) > MOST_AHEAD:
             self.pipeline.clear()
-            self._refuse(f"at most {MOST_AHEAD} requests may be sent before an answer")
+            self._within = True  # there is more of it
+            self._refuse(400, f"at most {MOST_AHEAD} requests may be sent before an answer")
 
     def on_message_begin(self) -> None:
+        self._within = True
         super().on_message_begin()
         extensions: dict[str, Any] = {LEAVE: self.on_leave}
         if self._named is not None:
@@ -89,6 +102,12 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_time()
+        lines = len(self.headers)
+        if lines > MOST_LINES or self._quiet > self.most_bytes:  # it may have come in one piece
+            head = sum(len(name) + len(value) + 4 for name, value in self.headers) + len(self.url)
+            if lines > MOST_LINES or head > self.most_bytes:
+                self._why = too_long(head, len(self.url), lines, self.most_bytes)
+                raise ValueError("refused")  # the parser says that to send_400_response
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -96,7 +115,7 @@ class Connection(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        self._quiet = 0
+        self._quiet, self._within = 0, False
         super().on_message_complete()
 
     def on_response_complete(self) -> None:
@@ -131,17 +150,36 @@ class Connection(HttpToolsProtocol):
             self._stuck = None
 
     def send_400_response(self, msg: str) -> None:
+        """What the parser could not take, or we did not."""
+        status, why = self._why or (400, msg)
         Connection.refused += 1
-        super().send_400_response(msg)
+        self._tell(status, why)
+        if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
+            self.transport.write(refusal(status, why))
+        self.transport.close()
 
-    def _refuse(self, why: str = "") -> None:
+    def _refuse(self, status: int = 400, why: str = "") -> None:
         if self.transport.is_closing():
             return
         if self._quiet == 0 and not why:  # opened and never used, as some clients do ahead of time
             self.transport.close()
             return
-        said = f"head: must arrive whole within {self.head_s:g} s and {MOST_BYTES >> 10} KiB"
-        self.send_400_response(why or said)
+        self._why = status, why or f"the head did not arrive whole within {self.head_s:g} s"
+        self.send_400_response("")
+
+    def _too_long(self) -> tuple[int, str]:
+        """Of a head, or else of what stands between two parts of a body."""
+        if self.parser is not None and self.cycle is not None and not self.cycle.response_complete:
+            return 400, f"{self._quiet} bytes came without one of a body"
+        url = getattr(self, "url", b"")  # unset before the first request
+        return too_long(self._quiet, len(url), 0, self.most_bytes)
+
+    def _tell(self, status: int, why: str) -> None:
+        now = self.loop.time()
+        if now - Connection.told_at >= TELL_S:
+            Connection.told_at = now
+            who = self.client[0] if self.client else "?"
+            log.warning("request refused client=%s status=%d why=%s", who, status, why)
 
     def _in_time(self) -> None:
         if self._late is not None:
@@ -164,38 +202,6 @@ class RefusedHeads(Collector):
             "HTTP connections closed because nothing of an answer was taken for too long",
             value=Connection.stalled,
         )
-
-
-class _OneWrite:
-    """A transport that joins what is written in one turn of the loop: one system call an answer."""
-
-    def __init__(self, inner: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
-        self._inner, self._loop = inner, loop
-        self._held: list[bytes] = []
-        self._size = 0
-
-    def write(self, data: bytes) -> None:
-        """Soon, with what follows; at once where it is much."""
-        if not self._held:
-            self._loop.call_soon(self.flush)
-        self._held.append(data)
-        self._size += len(data)
-        if self._size >= JOINED:
-            self.flush()
-
-    def close(self) -> None:
-        """What is held leaves before."""
-        self.flush()
-        self._inner.close()
-
-    def flush(self) -> None:
-        """Now, if anything is held."""
-        held, self._held, self._size = self._held, [], 0
-        if held:
-            self._inner.write(held[0] if len(held) == 1 else b"".join(held))
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._inner, name)
 
 
 def _subject(certificate: dict[str, Any] | None) -> str | None:

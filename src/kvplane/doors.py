@@ -20,7 +20,7 @@ import uvicorn
 from prometheus_client import CollectorRegistry, disable_created_metrics
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from kvplane.connections import Connection, RefusedHeads
+from kvplane.connections import MOST_BYTES, Connection, RefusedHeads
 from kvplane.tls import Tls
 
 log = logging.getLogger(__name__)
@@ -79,10 +79,19 @@ def _family(host: str, port: int) -> socket.AddressFamily:
 class Server:
     """A Part that serves one ASGI app on one port, in the loop that starts it."""
 
-    def __init__(self, app: Any, host: str, port: int, name: str, tls: Tls | None = None) -> None:
+    def __init__(
+        self,
+        app: Any,
+        host: str,
+        port: int,
+        name: str,
+        tls: Tls | None = None,
+        most_head_bytes: int = MOST_BYTES,
+    ) -> None:
+        bounded = type("Bounded", (Connection,), {"most_bytes": most_head_bytes})
         config = uvicorn.Config(
             app,
-            http=Connection,
+            http=bounded,
             loop="none",
             ws="none",
             lifespan="off",

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import Any
 
 import aiohttp
 
@@ -33,6 +34,7 @@ from kvplane.parts import (
 )
 from kvplane.router import (
     Api,
+    Departures,
     Directories,
     EngineTokens,
     Fleet,
@@ -83,7 +85,7 @@ class GatewayPlane(Composite):
         chains = _remembered(self._told, prompts, metrics)
         gateway = await self._gateway(settings, view, prompts, follower, chains)
         gateway.fit = store.fit
-        static = await self._engines(gateway, prompts, store)
+        desk = await self._engines(gateway, prompts, store)
         index = index_app(
             view,
             follower,
@@ -96,16 +98,19 @@ class GatewayPlane(Composite):
         )
         changes = broadcast_of(self._told, store, self._clock, self._registry)
         index.router.routes.extend(routes(changes, "/index/snapshot"))
-        page = dashboard_app(gateway, static, follower.lag_ms)
-        admin = admin_app(gateway, static, worker_from_table)
-        metered = Metrics(self._registry)
-        apps = {"/index": index, "/metrics": metered, "/dashboard": page}
-        door = Switchboard({**apps, "": Api(gateway, admin)})
-        if self._told.values.get("prometheus_port") is not None:
-            where = self._told["host"], self._told["prometheus_port"]
-            await self.begin(Server(metered, *where, "metrics"))
-        await self.begin(Server(door, self._told["host"], self._port, "gateway"), changes)
+        api = Api(gateway, admin_app(gateway, desk, worker_from_table))
+        apps = {"": api, "/index": index, "/dashboard": dashboard_app(gateway, desk, follower.lag_ms)}
+        await self._open(apps)
+        await self.begin(changes)
         _tell(self._workers, "every request is answered 503 until POST /workers adds one")
+
+    async def _open(self, apps: dict[str, Any]) -> None:
+        """The gateway's port, and one for metrics where it is wanted."""
+        told, metered = self._told, Metrics(self._registry)
+        if told.values.get("prometheus_port") is not None:
+            await self.begin(Server(metered, told["host"], told["prometheus_port"], "metrics"))
+        door, most_head = Switchboard({**apps, "/metrics": metered}), told["max_header_size"]
+        await self.begin(Server(door, told["host"], self._port, "gateway", None, most_head))
 
     async def _gateway(
         self,
@@ -129,13 +134,12 @@ class GatewayPlane(Composite):
         await self.begin(legs, gateway, checks)
         return gateway
 
-    async def _engines(self, gateway: Gateway, prompts: Prompts, store: Store) -> Static:
+    async def _engines(self, gateway: Gateway, prompts: Prompts, store: Store) -> Departures:
         subscriptions = None
         if self._told.values.get("redis") is None:
             subscriptions = Subscriptions(store, self._clock, EventsMetrics(self._registry))
             await self.begin(subscriptions)
         session = await self.session()
-        signed = await self.session(headers=_signed(self._told["api_key"]))
         directories = None
         if self._told["watch_directories"]:
             directories = self._directories(gateway, session)
@@ -143,7 +147,7 @@ class GatewayPlane(Composite):
         hall = Hall(self._clock, gateway, prompts, subscriptions, directories)
         static = Static(
             self._workers,
-            signed,
+            await self._signed(),
             self._clock,
             hall.up,
             hall.down,
@@ -151,8 +155,14 @@ class GatewayPlane(Composite):
             gateway.settings.probe,
         )
         gateway.fleet.waiting = static.waiting
-        await self.begin(static)
-        return static
+        desk = Departures(static, gateway.fleet, self._clock, gateway.settings.drain_s)
+        await self.begin(static, desk)
+        return desk
+
+    async def _signed(self) -> aiohttp.ClientSession:
+        """For questions to engines, which may want the key that requests bring them."""
+        key = self._told["api_key"]
+        return await self.session(headers={"Authorization": f"Bearer {key}"} if key else None)
 
     def _directories(self, gateway: Gateway, session: aiohttp.ClientSession) -> Directories:
         return Directories(

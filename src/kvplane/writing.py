@@ -1,0 +1,79 @@
+"""Writing: how often we write for one answer, and how a connection ends whose client still sends.
+
+Edge. Between connections.py and its transport. What one turn of the loop writes leaves in one
+system call; and whoever is refused while still sending is heard out for a moment, unread: a socket
+closed over unread bytes is reset, and the reset takes the answer with it.
+
+    close:   nothing more is coming -> closed      else -> our side ends, theirs is thrown away,
+                                                          closed when they end, or after LINGER_S
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+JOINED = 16 * 1024  # bytes that wait for more at most; then they leave at once
+LINGER_S = 3.0  # a client notices an answer within this, also while it sends
+
+
+class Writer:
+    """A transport that joins writes, and closes so that the last word arrives."""
+
+    def __init__(
+        self,
+        inner: asyncio.Transport,
+        loop: asyncio.AbstractEventLoop,
+        sending: Callable[[], bool] = lambda: False,  # is the client within a request?
+    ) -> None:
+        self._inner, self._loop, self._sending = inner, loop, sending
+        self._held: list[bytes] = []
+        self._size = 0
+        self._end: asyncio.TimerHandle | None = None
+
+    @property
+    def deaf(self) -> bool:
+        """Is everything that still comes thrown away?"""
+        return self._end is not None
+
+    def write(self, data: bytes) -> None:
+        """Soon, with what follows; at once where it is much; never after the last word."""
+        if self.deaf:
+            return
+        if not self._held:
+            self._loop.call_soon(self.flush)
+        self._held.append(data)
+        self._size += len(data)
+        if self._size >= JOINED:
+            self.flush()
+
+    def is_closing(self) -> bool:
+        """Has the last word been said?"""
+        return self.deaf or self._inner.is_closing()
+
+    def close(self) -> None:
+        """What is held leaves before."""
+        self.flush()
+        if self.deaf or not self._sending() or not self._inner.can_write_eof():
+            self._inner.close()
+            return
+        with contextlib.suppress(RuntimeError, OSError):  # it is gone already
+            self._inner.write_eof()
+            self._inner.resume_reading()
+        self._end = self._loop.call_later(LINGER_S, self._inner.close)
+
+    def ended(self) -> None:
+        """The connection is lost: nobody is waited for."""
+        if self._end is not None:
+            self._end.cancel()
+
+    def flush(self) -> None:
+        """Now, if anything is held."""
+        held, self._held, self._size = self._held, [], 0
+        if held:
+            self._inner.write(held[0] if len(held) == 1 else b"".join(held))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
