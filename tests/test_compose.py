@@ -8,6 +8,7 @@ command runs otherwise as written, as a plain process, beside a real Redis serve
 from __future__ import annotations
 
 import contextlib
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -15,9 +16,11 @@ from typing import Any
 import aiohttp
 import pytest
 import yaml
+from kit import promql
 from kit.plane import together
 from kit.ports import free_ports
 from kit.wait import until
+from prometheus_client.parser import text_string_to_metric_families
 
 from kvplane.children import Child
 from kvplane.options import COMMANDS
@@ -25,7 +28,9 @@ from kvplane.options import COMMANDS
 ROOT = Path(__file__).parents[1]
 COMPOSE = yaml.safe_load((ROOT / "compose.yaml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
-OURS = [name for name, service in SERVICES.items() if name != "redis"]
+IMAGE = COMPOSE["x-kvplane"]["image"]
+OURS = [name for name, service in SERVICES.items() if service["image"] == IMAGE]
+DEPLOY = ROOT / "deploy"
 PORT = re.compile(r"(?<![\d.])(\d{4,5})(?!\d)")
 
 
@@ -38,9 +43,9 @@ def test_the_file_is_valid_by_the_compose_specification() -> None:
 
 
 def test_the_services_are_those_of_the_plan_and_each_has_a_health_check() -> None:
-    assert sorted(SERVICES) == sorted(
-        ["redis", "ingest", "index", "router", "prefill-1", "prefill-2", "decode-1", "decode-2"]
-    )
+    engines = ["prefill-1", "prefill-2", "decode-1", "decode-2"]
+    others = ["redis", "ingest", "index", "router", "prometheus", "grafana"]
+    assert sorted(SERVICES) == sorted(engines + others)
     assert all("test" in service["healthcheck"] for service in SERVICES.values())
 
 
@@ -108,6 +113,96 @@ async def test_the_commands_of_all_services_carry_a_chat(redis_url: str) -> None
             return again["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
 
         await until(hit, timeout_s=20, what="a hit on the prefill that holds the prompt")
+        found = await _scraped(session, network)
+    wrong = [_missing(one, found) for query in queries() for one in promql.named(query)]
+    assert not list(filter(None, wrong))
+
+
+def scraped_at() -> list[str]:
+    """host:port of everything that Prometheus asks."""
+    told = yaml.safe_load((DEPLOY / "prometheus" / "prometheus.yml").read_text())
+    listed = [one for job in told["scrape_configs"] for one in job["static_configs"]]
+    return [target for one in listed for target in one["targets"]]
+
+
+def queries() -> list[str]:
+    """Every query of the alerts and of the Grafana dashboard."""
+    rules = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())
+    found = [rule["expr"] for group in rules["groups"] for rule in group["rules"]]
+    for path in sorted((DEPLOY / "grafana" / "dashboards").glob("*.json")):
+        for panel in json.loads(path.read_text())["panels"]:
+            found += [target["expr"] for target in panel.get("targets", ())]
+    return found
+
+
+async def _scraped(session: aiohttp.ClientSession, network: Network) -> dict[str, set[str] | None]:
+    """Every series that the processes show, with its labels; None where it has no sample yet."""
+    found: dict[str, set[str] | None] = {}
+    for target in scraped_at():
+        async with session.get(network.local(f"http://{target}/metrics")) as answer:
+            assert answer.status == 200, target
+            for family in text_string_to_metric_families(await answer.text()):
+                endings = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}
+                for ending in endings.get(family.type, [""]):
+                    found.setdefault(family.name + ending, None)
+                for sample in family.samples:
+                    found[sample.name] = (found.get(sample.name) or set()) | set(sample.labels)
+    return found
+
+
+def _missing(one: promql.Named, found: dict[str, set[str] | None]) -> str:
+    """What is wrong with a series that a query names; "" where it is there."""
+    if one.series == "up":
+        return ""  # Prometheus makes it itself
+    if one.series not in found:
+        return f"{one.series} is shown by no process"
+    labels = found[one.series]
+    others = one.labels - (labels or one.labels) - {"instance", "job"}
+    return f"{one.series} has no label {', '.join(sorted(others))}" if others else ""
+
+
+def test_prometheus_asks_every_process_at_a_port_it_listens_on() -> None:
+    ports: dict[str, set[str]] = {}
+    for target in scraped_at():
+        name, port = target.split(":")
+        ports.setdefault(name, set()).add(port)
+    assert set(ports) == set(OURS)
+    for name, asked in ports.items():
+        assert asked <= set(SERVICES[name]["command"]), name
+
+
+def test_every_file_that_is_mounted_is_there_and_grafana_finds_its_dashboards() -> None:
+    mounted = [volume for service in SERVICES.values() for volume in service.get("volumes", ())]
+    folders = [volume.split(":") for volume in mounted if volume.startswith("./")]
+    assert folders and all((ROOT / here).is_dir() for here, _, _ in folders)
+    (told,) = (DEPLOY / "grafana" / "provisioning" / "dashboards").glob("*.yaml")
+    (provider,) = yaml.safe_load(told.read_text())["providers"]
+    assert provider["options"]["path"] in [there for _, there, _ in folders]
+    (source,) = (DEPLOY / "grafana" / "provisioning" / "datasources").glob("*.yaml")
+    assert "http://prometheus:9090" in source.read_text()
+
+
+def test_every_alert_leads_to_its_own_section_of_the_guide() -> None:
+    rules = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())
+    for rule in (rule for group in rules["groups"] for rule in group["rules"]):
+        path, anchor = rule["annotations"]["runbook"].split("#")
+        assert anchor == rule["alert"].lower()
+        assert f"### {rule['alert']}\n" in (ROOT / path).read_text(), rule["alert"]
+        assert rule["labels"]["severity"] in ("page", "ticket")
+
+
+def test_the_reader_of_queries_notices_what_is_wrong() -> None:
+    good = 'sum by (role) (rate(a_total{x="1"}[5m])) / max(b) > 0.1'
+    assert promql.named(good) == [
+        promql.Named("a_total", frozenset({"role", "x"})),
+        promql.Named("b", frozenset({"role"})),
+    ]
+    for bad in ("sum(rate(a[5m])", "a)", "ratio(a[5m])", "a[five]", "a ! b", "sum(rate(a[5m])}"):
+        with pytest.raises(ValueError):
+            promql.named(bad)
+    assert _missing(promql.Named("b", frozenset({"role"})), {"b": {"worker"}})
+    assert _missing(promql.Named("b", frozenset()), {})
+    assert not _missing(promql.Named("b", frozenset({"worker"})), {"b": {"worker"}})
 
 
 async def _chat(

@@ -15,9 +15,10 @@ from typing import Any
 
 from kvplane.vocabulary import Role
 
-from ..evidence import Meeting
+from ..evidence import Ledger
 from ..fleet import Waited
 from ..gateway import Gateway
+from ..meeting import Meeting
 from . import lines
 
 MOST_REQUESTS = 40  # listed on the page
@@ -44,8 +45,14 @@ def picture(
         "lag_ms": round(lag_ms, 1),
         "store_down_s": round(gateway.loop.store_down_s(), 1),
         "workers": lines.workers(gateway, waiting, now, wall),
-        "requests": [request(meeting) for meeting in recent[:MOST_REQUESTS]],
+        "requests": [request(meeting) for meeting in newest(gateway.ledger, recent)],
     }
+
+
+def newest(ledger: Ledger, recent: Sequence[Meeting]) -> list[Meeting]:
+    """Attempts as they began, newest first, those included for which nobody could be chosen."""
+    found = [*recent[:MOST_REQUESTS], *ledger.refusals(MOST_REQUESTS)]
+    return sorted(found, key=lambda meeting: meeting.begun, reverse=True)[:MOST_REQUESTS]
 
 
 def state(gateway: Gateway) -> Json:

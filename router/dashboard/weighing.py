@@ -54,28 +54,39 @@ def _line(candidate: Candidate, tokens: int, by_cost: bool) -> Json:
         "held_tokens": candidate.depth_tokens,
         "inflight_tokens": target.inflight_tokens,
         "inflight_requests": target.inflight_requests,
+        "share": round(candidate.share, 3),
     }
     if by_cost:
-        found["to_compute"] = max(0, tokens - candidate.depth_tokens)
-        found["cost"] = found["to_compute"] + target.inflight_tokens
+        found |= {"to_compute": _left(candidate, tokens), "cost": _cost(candidate, tokens)}
     return found
+
+
+def _left(candidate: Candidate, tokens: int) -> int:
+    return max(0, tokens - candidate.depth_tokens)
+
+
+def _cost(candidate: Candidate, tokens: int) -> int:
+    """As policies/prefix.py counts it."""
+    cost = _left(candidate, tokens) + candidate.target.inflight_tokens
+    return cost if candidate.share >= 1 else round((cost + 1) / candidate.share)
 
 
 def _by_cost(ordered: Sequence[Candidate], tokens: int) -> str:
     if not ordered:
         return "nobody can be asked"
-    first = ordered[0]
-    left, waiting = max(0, tokens - first.depth_tokens), first.target.inflight_tokens
+    first, waiting = ordered[0], ordered[0].target.inflight_tokens
     said = (
         f"{first.target.worker} has the least to do before this prompt is computed: "
-        f"{left} tokens of it and {waiting} that are in flight there"
+        f"{_left(first, tokens)} tokens of it and {waiting} that are in flight there"
     )
     if len(ordered) == 1:
         return said + "; there is no other"
-    cost = max(0, tokens - ordered[1].depth_tokens) + ordered[1].target.inflight_tokens
-    if cost == left + waiting and first.depth_tokens == ordered[1].depth_tokens:
-        return said + f"; {ordered[1].target.worker} has as much, and equals take turns"
-    return said + f"; {ordered[1].target.worker} has {cost}"
+    second = ordered[1]
+    name, cost = second.target.worker, _cost(second, tokens)
+    if cost == _cost(first, tokens) and first.depth_tokens == second.depth_tokens:
+        return said + f"; {name} has as much, and equals take turns"
+    new = "" if second.share >= 1 else ", for it is new or just back and gets a smaller share"
+    return said + f"; {name} counts {cost}{new}"
 
 
 def _by_word(policy: str, ordered: Sequence[Candidate]) -> str:

@@ -1,0 +1,118 @@
+// Net: questions to the gateway, and its live stream, both with the key where one is needed.
+// The stream is read with fetch and not with EventSource, which can carry no key.
+
+const KEY = "kvplane-admin-key"; // kept by this tab alone, and gone with it
+const SILENT_MS = 6000; // a picture comes twice a second
+const FIRST_WAIT_MS = 400;
+const MOST_WAIT_MS = 5000;
+
+export const theKey = {
+  get: () => sessionStorage.getItem(KEY) ?? "",
+  set: (text) => (text ? sessionStorage.setItem(KEY, text) : sessionStorage.removeItem(KEY)),
+};
+
+export class Refused extends Error {
+  constructor(status, message, code) {
+    super(message);
+    this.status = status;
+    this.code = code;
+  }
+}
+
+function headers(more = {}) {
+  const key = theKey.get();
+  return key ? { ...more, authorization: `Bearer ${key}` } : more;
+}
+
+async function refusal(answer) {
+  const text = await answer.text();
+  let message = text.slice(0, 300) || answer.statusText || `status ${answer.status}`;
+  let code = "";
+  try {
+    const { error } = JSON.parse(text);
+    message = error.message ?? message;
+    code = error.code ?? "";
+  } catch { /* not ours: the text says what there is to say */ }
+  return new Refused(answer.status, message, code);
+}
+
+export async function ask(path, { body, signal } = {}) {
+  const deadline = AbortSignal.timeout(15000);
+  const answer = await fetch(path, {
+    method: body === undefined ? "GET" : "POST",
+    headers: headers(body === undefined ? {} : { "content-type": "application/json" }),
+    body: body === undefined ? undefined : JSON.stringify(body),
+    signal: signal ? AbortSignal.any([signal, deadline]) : deadline,
+    cache: "no-store",
+  });
+  if (!answer.ok) throw await refusal(answer);
+  return answer.json();
+}
+
+// Follows `path` for ever. hears: {opening, picture(data), away(error, waitMs), locked(error)}.
+// Returns {again}: try at once, for instance with another key.
+export function follow(path, hears) {
+  let wake = () => {};
+  let wait = FIRST_WAIT_MS;
+  const pause = (ms) => new Promise((done) => {
+    wake = done;
+    if (ms !== Infinity) setTimeout(done, ms);
+  });
+
+  async function once() {
+    const stop = new AbortController();
+    let watch;
+    const alive = () => {
+      clearTimeout(watch);
+      watch = setTimeout(() => stop.abort(new Error("the gateway fell silent")), SILENT_MS);
+    };
+    try {
+      alive();
+      const answer = await fetch(path, { headers: headers(), signal: stop.signal, cache: "no-store" });
+      if (!answer.ok) throw await refusal(answer);
+      for await (const data of events(answer.body, alive)) {
+        wait = FIRST_WAIT_MS;
+        hears.picture(data);
+      }
+      throw new Error("the gateway ended the stream");
+    } finally {
+      clearTimeout(watch);
+      stop.abort();
+    }
+  }
+
+  (async () => {
+    for (;;) {
+      hears.opening();
+      try {
+        await once();
+      } catch (error) {
+        if (error instanceof Refused && [401, 403].includes(error.status)) {
+          hears.locked(error);
+          await pause(Infinity);
+          continue;
+        }
+        hears.away(error, wait);
+        await pause(wait);
+        wait = Math.min(wait * 1.7, MOST_WAIT_MS);
+      }
+    }
+  })();
+  return { again: () => { wait = FIRST_WAIT_MS; wake(); } };
+}
+
+async function* events(body, alive) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    alive();
+    const parts = (rest + value).split("\n\n");
+    rest = parts.pop();
+    for (const part of parts) {
+      const lines = part.split("\n").filter((line) => line.startsWith("data: "));
+      if (lines.length) yield JSON.parse(lines.map((line) => line.slice(6)).join("\n"));
+    }
+  }
+}
