@@ -71,7 +71,7 @@ def report(scene: Scene) -> dict[str, Any]:
 
 def _standing(scene: Scene) -> Iterable[Finding]:
     """What is wrong whether somebody asks or not."""
-    yield from plane(scene.fleet, scene.waiting, scene.compatible)
+    yield from plane(scene.fleet, scene.waiting, scene.declared, scene.compatible)
     yield from store(scene.store_down_s, scene.store_unfit)
     yield from named(scene.fleet, scene.declared)
     yield from not_serving(scene.fleet, scene.waiting, scene.told_ports)

@@ -6,9 +6,9 @@ served, or what is said of a pair that cannot meet.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from kvplane.vocabulary import Role, Shape, Stage
+from kvplane.vocabulary import Pod, Role, Shape, Stage, WorkerUp
 
 from .findings import STAGES, Finding
 from .fleet import Fleet, Waited
@@ -20,17 +20,21 @@ DOWN_S = 1.0  # shorter absences of the store are nobody's business
 
 
 def plane(
-    fleet: Fleet, waiting: Sequence[Waited], compatible: Compatible
+    fleet: Fleet,
+    waiting: Sequence[Waited],
+    declared: Mapping[Pod, WorkerUp],
+    compatible: Compatible,
 ) -> Iterable[Finding]:
     """Can each model be served by a pair, or by a unified worker? Where there are workers that
-    cannot be used, each says so itself."""
+    cannot be used, or are something else than they were named as, each says so itself."""
+    meant = {up.role for up in declared.values()}
     if not fleet.pods() and not waiting:
         yield _empty("no worker is named", "plane", STAGES[Stage.POOL][1])
     for model in sorted({up.model for up in fleet.pods()}):
         if fleet.selectable(Role.BOTH, model):
             continue
         for side in (Role.PREFILL, Role.DECODE):
-            if not _any(fleet, waiting, side, model):
+            if side not in meant and not _any(fleet, waiting, side, model):
                 step = f"start a {side} of model {model!r}, or name one with --{side}"
                 yield _empty(f"model {model!r}: no {side} worker is named", f"{side} pool", step)
         yield from _misfits(fleet, model, compatible)

@@ -80,12 +80,12 @@ def _unfound(
 ) -> Finding:
     """No decode can find this prefill: its ranks are missing, or its directory is elsewhere."""
     told = ports.get(up.pod)
-    if told is not None and up.bootstrap_port not in (None, told):
+    missing = "missing" in reason.lower() or "not fully registered" in reason
+    if not missing and told is not None and up.bootstrap_port not in (None, told):
         sentence += f"; the engine itself says that its rank directory is at port {told}"
         step = f"name it with --prefill {up.url} {told}"
         culprit = f"bootstrap port of {up.pod}"
         return Finding(about, blocks, sentence, culprit, step, stage, "wrong-bootstrap-port")
-    missing = "missing" in reason.lower() or "not fully registered" in reason
     rule = "ranks-missing" if missing else "directory-away"
     return Finding(about, blocks, sentence, str(up.pod), STAGES[stage][1], stage, rule)
 

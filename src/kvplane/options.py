@@ -125,6 +125,13 @@ BOOTSTRAP_KEYS = (
 URL = Key("url", http_url, "http://127.0.0.1:8000", "a gateway or an index service")
 MODEL = Key("model", text, "", "model name; needed where not exactly one is served")
 AFTER = Key("after", text, "", "cursor to go on from; none = from now on")
+DOCTOR_KEYS = (
+    Key("url", http_url, None, "a gateway; without it and without workers http://127.0.0.1:8000"),
+    Key("admin_key", text, "", "the gateway's admin key, where it has one"),
+    Key("api_key", text, "", "the engines' key, where they have one"),
+    TOKENIZER,
+    one_of("log_level", LEVELS, "error", "how much to log"),
+)
 RECORDS = Key("json", switch, False, "the records themselves, a line of JSON each")
 
 COMMANDS: dict[str, Command] = {
@@ -147,9 +154,12 @@ COMMANDS: dict[str, Command] = {
         (),
         (Key("url", http_url, None, "what to ask"),),
     ),
+    "doctor": Command(
+        "What is wrong with a plane, or with engines; exit 1 if anything blocks.", DOCTOR_KEYS
+    ),
     "tail": Command(
         "Follow the changes of the index, a line of words each.", (URL, AFTER, RECORDS)
     ),
 }
-WORKER_COMMANDS = frozenset({"all", "ingest", "index", "router"})
+WORKER_COMMANDS = frozenset({"all", "doctor", "ingest", "index", "router"})
 NEEDS_REDIS = frozenset({"ingest", "index"})

@@ -198,6 +198,12 @@ async def _rank(told: Settings) -> int:
     return await terminal.rank(told)
 
 
+async def _doctor(told: Settings) -> int:
+    from kvplane.doctor import doctor
+
+    return await doctor(told)
+
+
 async def _tail(told: Settings) -> int:
     """Until Ctrl-C, which is how it is meant to end."""
     from kvplane import tailing
@@ -222,5 +228,6 @@ COMMANDS: dict[str, Callable[[Settings], Awaitable[int]]] = {
     "engine": _engine,
     "demo": _demo,
     "rank": _rank,
+    "doctor": _doctor,
     "tail": _tail,
 }

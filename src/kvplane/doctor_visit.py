@@ -1,0 +1,127 @@
+"""Doctor's visit: look at named engines step by step, without a gateway that runs.
+
+Door. Brings a gateway of its own for a moment, on loopback, so that everything is judged by the same
+rules: each engine is asked what it is, each prefill's rank directory and event stream are looked
+at, then real requests go through every worker once. Used by doctor.py. Open it to change what is
+tried.
+
+    found? -> well? -> events heard? -> a request through each pair: its stages, one by one
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import aiohttp
+
+from kvplane import terminal
+from kvplane.demo import Ports
+from kvplane.doctor import STAGE_WIDTH, ask, bearer, lines
+from kvplane.plane import GatewayPlane
+from kvplane.runtime import running
+from kvplane.settings import Settings, parser, resolve
+from kvplane.vocabulary import Role
+
+SETTLE_S = 10.0  # until every engine was found, or it is said what keeps it
+REQUEST_S = 30  # one request; more is no answer
+MOST_REQUESTS = 16
+
+
+async def visit(told: Settings) -> int:
+    """The whole visit; 1 if anything blocks."""
+    port = Ports().take(0)
+    words = ["all", "--port", str(port), "--retry-max-retries", "0"]
+    words += ["--policy", "round_robin", "--decode-policy", "round_robin"]
+    words += ["--request-timeout-secs", str(REQUEST_S), "--health-check-interval-secs", "1"]
+    for key in ("tokenizer", "api_key"):
+        words += [f"--{key.replace('_', '-')}", told[key]] if told[key] else []
+    settings = resolve(vars(parser().parse_args(words)), {}, {})
+    url = f"http://127.0.0.1:{port}"
+    timeout = aiohttp.ClientTimeout(total=2 * REQUEST_S)
+    async with (
+        running([GatewayPlane(settings, told.workers, port)]),
+        aiohttp.ClientSession(url, timeout=timeout, headers=bearer(told["api_key"])) as session,
+    ):
+        await _found(session)
+        for number in range(_requests(told)):
+            await _try(session, number + 1)
+        found = await ask(session, url)
+    terminal.say("")
+    for line in lines(found, f"{len(told.workers)} workers"):
+        terminal.say(line)
+    return 1 if found["blocked"] else 0
+
+
+def _requests(told: Settings) -> int:
+    """As many as each worker needs to be met once."""
+    roles = [worker.role for worker in told.workers]
+    return min(MOST_REQUESTS, max(roles.count(role) for role in Role))
+
+
+async def _found(session: aiohttp.ClientSession) -> None:
+    """Until all can be used and are heard, or there is no more patience; then who they are."""
+    until = time.monotonic() + SETTLE_S
+    while True:
+        workers = await _get(session, "/workers", "workers")
+        known = {one["worker"]: one for one in await _get(session, "/index/workers", "workers")}
+        well = all(one["is_healthy"] for one in workers)
+        heard = all(known.get(one["pod"], {}).get("knowledge") == "exact" for one in _speaking(workers))
+        if (well and heard) or time.monotonic() > until:
+            break
+        await asyncio.sleep(0.1)
+    for one in workers:
+        terminal.say(_shown(one, known))
+
+
+def _speaking(workers: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:
+    return (one for one in workers if one["events"])
+
+
+def _shown(worker: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]]) -> str:
+    kind = {"regular": "both"}.get(worker["worker_type"], worker["worker_type"])
+    state = "well" if worker["is_healthy"] else f"not used: {worker['reason']}"
+    facts = [f"model {worker['model_id'] or '?'}", f"engine {worker['engine']}"]
+    if worker["bootstrap_port"]:
+        facts.append(f"bootstrap port {worker['bootstrap_port']}")
+    if kind != "decode":
+        facts.append(f"events {known.get(worker['pod'], {}).get('knowledge', 'off')}")
+    return f"{kind:<8} {worker['pod']:<22} {state}   {', '.join(facts)}"
+
+
+async def _get(session: aiohttp.ClientSession, path: str, member: str) -> list[dict[str, Any]]:
+    async with session.get(path) as answer:
+        found: list[dict[str, Any]] = (await answer.json()).get(member, [])
+        return found
+
+
+async def _try(session: aiohttp.ClientSession, number: int) -> None:
+    """One real request, and every stage that anybody saw of it."""
+    models = [str(one["id"]) for one in await _get(session, "/v1/models", "data")]
+    body = {
+        "model": models[0] if models else "",
+        "prompt": f"kvplane doctor, request {number}: which pair is met here?",
+        "max_tokens": 2,
+        "temperature": 0,
+    }
+    name = f"doctor-{number}"
+    async with session.post("/v1/completions", json=body, headers={"x-request-id": name}) as answer:
+        status = answer.status
+        await answer.read()
+    async with session.get(f"/requests/{name}") as answer:
+        told = await answer.json() if answer.status == 200 else {"attempts": []}
+    terminal.say("")
+    terminal.say(f"request {number} answered {status}")
+    for attempt in told["attempts"]:
+        for stages in attempt["stages"].values():
+            for stage in stages:
+                terminal.say(_line(stage))
+
+
+def _line(stage: Mapping[str, Any]) -> str:
+    took = "" if stage["duration_s"] is None else f"{stage['duration_s'] * 1000:.1f} ms"
+    by = f"by {stage['by']}" if stage["by"] else ""
+    text = f"   {stage['stage']:<{STAGE_WIDTH}} {stage['outcome']:<13} {took:>12}   {by:<26}"
+    return f"{text} {stage['detail']}".rstrip()
