@@ -5,108 +5,39 @@ as in a fleet: engines that publish, an ingest, Redis, and a follower that looks
 it to change the load.
 
     publish --ZMQ--> ingest --> Redis --> follow        lag = seen in the view - sent, per batch
+
+The ingest has a core to itself and the others share the rest, as they do not share a machine in a
+fleet: without that the scheduler packs all four on one while the other idles.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
-import random
-import resource
+import os
 import subprocess
 import sys
 import time
-from array import array
-from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-import zmq
-
+from bench.lag_engines import ENGINES, RATE, cpu_s, publish, say
 from bench.redis_server import binary, running
 from bench.timing import Absent, Row
 from kvplane.events import (
-    BlocksRemoved,
-    BlocksStored,
-    EngineEvent,
     EventsMetrics,
     Subscriptions,
-    dialect_of,
-    engine_key,
 )
 from kvplane.index import Follower, RedisStore, View
 from kvplane.runtime import SystemClock, spare_garbage_looks
 from kvplane.vocabulary import Pod, Role, Worker, WorkerUp
 
-ENGINES, SIZE = 16, 16  # streams; tokens a block
 STEPS_S = (0.02, 0.01)  # seconds between two batches of one: of a busy engine, of a hurried one
-RATE = 20_000.0  # events a second, all streams together
-HELD = 2_000  # blocks an engine holds before it evicts
 LOOK_S = 0.002  # the look itself costs: 60 us each time
 WARM_S, REST_S = 1.0, 1.0
-
-
-@dataclass
-class Engine:
-    """What one engine says: prompts that share beginnings, and one removal an evicted block.
-
-    Stores are of 1 to 8 blocks and removals of one, as vLLM sends them: one event in five stores.
-    """
-
-    chance: random.Random
-
-    def __post_init__(self) -> None:
-        self.held: deque[bytes] = deque()
-
-    def batch(self, events: int) -> bytes:
-        """The next step: a number of events, evictions before what needs their room."""
-        said: list[EngineEvent] = []
-        while len(said) < events:
-            if len(self.held) > HELD:
-                said.append(BlocksRemoved((self.held.popleft(),)))
-                continue
-            count = self.chance.randrange(1, 9)
-            keys = tuple(engine_key(self.chance.getrandbits(64)) for _ in range(count))
-            tokens = array("I", [self.chance.randrange(128_000) for _ in range(count * SIZE)])
-            parent = self.chance.choice([None, self.held[-1]]) if self.held else None
-            said.append(BlocksStored(keys, parent, tokens, SIZE, kind="full_attention"))
-            self.held.extend(keys)
-        return dialect_of("vllm").encode(time.time(), said, 0)
-
-
-def publish(seconds: float, step_s: float) -> None:
-    """Engines: say their ports, wait until all are listened to, speak, say when each was sent."""
-    chance = random.Random(11)
-    context = zmq.Context()
-    streams = [context.socket(zmq.XPUB) for _ in range(ENGINES)]
-    say([stream.bind_to_random_port("tcp://127.0.0.1") for stream in streams])
-    steps = int(seconds / step_s)
-    engines = [Engine(random.Random(at)) for at in range(ENGINES)]
-    for engine in engines:
-        while len(engine.held) <= HELD:
-            engine.batch(1)  # said to nobody: from the first step on it evicts
-    per_step = RATE * step_s / ENGINES
-    loads = [
-        [engine.batch(int(per_step + chance.random())) for _ in range(steps)] for engine in engines
-    ]
-    for stream in streams:
-        stream.recv()  # its subscription
-    say({})
-    sys.stdin.readline()
-    sent = [[0.0] * steps for _ in streams]
-    begun = time.monotonic()
-    for step in range(steps):
-        for at, stream in enumerate(streams):
-            due = begun + (step + at / ENGINES) * step_s
-            while (now := time.monotonic()) < due:
-                time.sleep(due - now)
-            sent[at][step] = time.monotonic()
-            stream.send_multipart([b"", step.to_bytes(8, "big"), loads[at][step]])
-    say({"sent": sent})
-    sys.stdin.readline()
 
 
 async def ingest(url: str, ports: list[int]) -> None:
@@ -155,17 +86,6 @@ async def follow(url: str) -> None:
     await store.close()
 
 
-def cpu_s() -> float:
-    """Processor time of this process so far."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
-
-
-def say(found: Any) -> None:
-    """One line for the process that measures."""
-    print(json.dumps(found), flush=True)
-
-
 @dataclass
 class Part:
     """One process of the four."""
@@ -200,6 +120,17 @@ def part(stack: ExitStack, *words: str) -> Part:
     return Part(process, process.stdout)
 
 
+@contextmanager
+def cores() -> Iterator[int]:
+    """The core that the ingest gets; what is started meanwhile shares the others."""
+    mine = sorted(os.sched_getaffinity(0))
+    os.sched_setaffinity(0, mine[1:] or mine)
+    try:
+        yield mine[0]
+    finally:
+        os.sched_setaffinity(0, mine)
+
+
 @dataclass(frozen=True)
 class Run:
     """What the parts of one run told."""
@@ -214,10 +145,12 @@ class Run:
 def measured(server: str, seconds: float, step_s: float) -> Run:
     """One run of all four parts."""
     with ExitStack() as stack:
+        core = stack.enter_context(cores())
         url = stack.enter_context(running(server))
         engines = part(stack, "publish", str(seconds), str(step_s))
         ports = engines.hear()
         writer = part(stack, "ingest", url, json.dumps(ports))
+        os.sched_setaffinity(writer.process.pid, {core})
         reader = part(stack, "follow", url)
         begun = [each.hear() for each in (writer, reader, engines)]
         engines.tell()
