@@ -23,7 +23,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from ..admin_workers import WorkerDesk, admit
+from ..access import admit
+from ..admin_workers import WorkerDesk
 from ..errors import GatewayError
 from ..fleet import Waited
 from ..gateway import Gateway
