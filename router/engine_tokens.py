@@ -42,6 +42,7 @@ MEMBERS = (  # of a chat's body, that decide its tokens
     "documents", "reasoning_effort",
 )  # fmt: skip
 IN_THREAD_BYTES = 256 * 1024  # longer questions and answers are not made on the event loop
+LOOK_AGAIN_S = 1.0  # whether somebody by now tells what he holds of a model
 ABSENT = (404, 405, 501, 401, 403)  # no such route, or none for us
 Key = tuple[Pod, Generation | None, bytes]
 
@@ -65,12 +66,20 @@ class EngineTokens:
     """Asks engines for tokens; bounded in time, number and memory."""
 
     def __init__(
-        self, fleet: Fleet, legs: Legs, clock: Clock, settings: SourceSettings | None = None
+        self,
+        fleet: Fleet,
+        legs: Legs,
+        clock: Clock,
+        settings: SourceSettings | None = None,
+        key: str = "",  # of the engines
     ) -> None:
         self._fleet, self._legs, self._clock = fleet, legs, clock
         self._settings = settings or SourceSettings()
+        bearer = [(b"authorization", b"Bearer " + key.encode())] if key else []
+        self._headers = [*HEADERS, *bearer]
         self._aside: dict[Pod, tuple[float, Reason]] = {}  # until when, and why
         self._told: Shelf[Key, bytes] = Shelf(self._settings.remembered_bytes)
+        self._useless: dict[str, float] = {}  # models nobody tells blocks of, until looked again
         self._running = 0
         self.counted: Counter[str] = Counter()  # questions by what came of them
 
@@ -79,6 +88,8 @@ class EngineTokens:
     ) -> tuple[tuple[Sequence[int], ...] | None, Reason | None]:
         """Ids of every prompt, or why not; "no_tokenizer" where there is nobody to ask."""
         settings = self._settings
+        if self._useless.get(model, 0.0) > self._clock.now():
+            return None, "no_tokenizer"
         asked = questions(found, body, model)
         if len(asked) > settings.most_texts or found.size > settings.most_chars:
             return None, "too_large"
@@ -109,7 +120,7 @@ class EngineTokens:
         return tokens
 
     async def _ask(self, url: str, raw: bytes) -> array[int]:
-        leg = self._legs.begin(Origin.parse(url), PATH, HEADERS, raw)
+        leg = self._legs.begin(Origin.parse(url), PATH, self._headers, raw)
         try:
             async with asyncio.timeout(self._settings.attempt_s):
                 status = await leg.head()
@@ -155,14 +166,17 @@ class EngineTokens:
 
     def _askable(self, model: str) -> list[Target]:
         """One target per pod that serves the model: prefills and unified workers, else decodes.
-        Raises Untold where there is none."""
+        Raises Untold where there is none, or where nobody tells what he holds: then tokens are of
+        no use."""
         serving = [
             target
             for target in self._fleet.targets()
             if target.worker.dp_rank == 0 and (not model or target.serves(model))
         ]
-        if not serving:
-            raise Untold("no_tokenizer", f"no engine serves {model!r}")
+        if not any(target.up.events for target in serving):
+            self._useless = {one: at for one, at in self._useless.items() if at > self._clock.now()}
+            self._useless[model] = self._clock.now() + LOOK_AGAIN_S
+            raise Untold("no_tokenizer", f"no engine with events serves {model!r}")
         now, well = self._clock.now(), [target for target in serving if target.usable]
         self._aside = {pod: told for pod, told in self._aside.items() if told[0] > now}
         free = [target for target in well if target.up.pod not in self._aside]

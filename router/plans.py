@@ -57,6 +57,11 @@ class Prompt:
     salt: str = ""  # cache_salt (vLLM) or extra_key (SGLang): keeps equal prompts apart
 
     @property
+    def why(self) -> str:
+        """The reason as a sentence; "" where there are tokens."""
+        return REASONS[self.reason] if self.reason else ""
+
+    @property
     def longest(self) -> int:
         """Tokens of the longest prompt; 0 where unknown."""
         return max(map(len, self.tokens or ((),)))

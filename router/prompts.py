@@ -114,19 +114,19 @@ class Prompts:
     def distrust(self, model: str, kind: Kind, pod: str, wrong: bool = True) -> None:
         """The engine of a pod makes other tokens of such prompts than we do (or no longer): they
         are asked of engines."""
-        pods = self._of(model).wrong.setdefault(kind, set())
+        pods = self._of(model)[1].wrong.setdefault(kind, set())
         (pods.add if wrong else pods.discard)(pod)
 
-    def _of(self, model: str) -> Home:
-        """The home of a model, or of an adapter's base; "" is the only one there is."""
+    def _of(self, model: str) -> tuple[str, Home]:
+        """A model, or an adapter's base, and where it has its tokens from; "" is the only one."""
         if (home := self._homes.get(model)) is not None:
-            return home
-        if not model:
-            return next(iter(self._homes.values())) if len(self._homes) == 1 else Home()
-        for home in self._homes.values():
-            if any(model in names for names in home.adapters.values()):
-                return home
-        return Home()
+            return model, home
+        if not model and len(self._homes) == 1:
+            return next(iter(self._homes.items()))
+        for base, home in self._homes.items():
+            if model and any(model in names for names in home.adapters.values()):
+                return base, home
+        return model, Home()
 
     # -- what is asked
 
@@ -148,9 +148,10 @@ class Prompts:
         found = await asyncio.to_thread(plan, path, body) if long else plan(path, body)
         if found.reason is not None or found.ids is not None:
             return _prompt(body, found, found.ids, found.reason)
-        home = self._of(model)
+        model, home = self._of(model)
         ids, reason = await self._here(found, home, most_chars, own)
-        if ids is None and reason in ASKED and self.source is not None and not own:
+        ask = ids is None and reason in ASKED and home.engines and not own
+        if ask and self.source is not None:
             told = await self.source.tokenise(found, body, model)
             ids, reason = (None, reason) if told[1] == "no_tokenizer" else told
         return _prompt(body, found, ids, reason)

@@ -187,6 +187,8 @@ class SelfCheck:
         self, up: WorkerUp, state: Checked, kinds: Mapping[Kind, str | None], unable: str
     ) -> None:
         """The new state, and a line where it changed."""
+        if self._states.get(up.pod) is not state:
+            return  # another life by now, or gone
         for kind, found in kinds.items():
             if found is None:
                 state.wrong.pop(kind, None)

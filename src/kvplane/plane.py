@@ -99,7 +99,11 @@ class GatewayPlane(Composite):
         changes = broadcast_of(self._told, store, self._clock, self._registry)
         index.router.routes.extend(routes(changes, "/index/snapshot"))
         api = Api(gateway, admin_app(gateway, desk, worker_from_table))
-        apps = {"": api, "/index": index, "/dashboard": dashboard_app(gateway, desk, follower.lag_ms)}
+        apps = {
+            "": api,
+            "/index": index,
+            "/dashboard": dashboard_app(gateway, desk, follower.lag_ms),
+        }
         await self._open(apps)
         await self.begin(changes)
         _tell(self._workers, "every request is answered 503 until POST /workers adds one")
@@ -127,7 +131,8 @@ class GatewayPlane(Composite):
             view, fleet, prompts, legs, ledger, metrics, settings, clock, follower, chains=chains
         )
         metrics.watch(fleet, gateway.breakers, clock.now, lambda: ledger.open_rooms)
-        source = EngineTokens(fleet, legs, clock, settings.source)
+        key = settings.admission.api_key
+        source = EngineTokens(fleet, legs, clock, settings.source, key)
         checks = SelfCheck(fleet, prompts, source, clock, settings.self_check)
         prompts.source, gateway.doubts.tokens = source, checks
         self._registry.register(TokensState(source, checks))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvplane.router.plans import PLANS, BadPrompt, Plan, plan
+from kvplane.router.plans import PLANS, REASONS, BadPrompt, Plan, Reason, plan
 
 CHAT, TEXT, NATIVE = "/v1/chat/completions", "/v1/completions", "/generate"
 HI = [{"role": "user", "content": "hi"}]
@@ -43,6 +43,13 @@ IMAGE = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url":
         (CHAT, {"messages": IMAGE}, Plan(reason="multimodal")),
         (CHAT, {"messages": HI, "chat_template": "x"}, Plan(reason="unsupported_member")),
         (CHAT, {"messages": HI, "continue_final_message": True}, Plan(reason="unsupported_member")),
+        (CHAT, {"messages": HI, "input_ids": [1]}, Plan(reason="unsupported_member")),
+        (CHAT, {"messages": HI, "tool_choice": "none"}, Plan(messages=HI, choice="none")),
+        (
+            CHAT,
+            {"messages": HI, "reasoning_effort": "low", "documents": None},
+            Plan(messages=HI, more={"reasoning_effort": "low"}),
+        ),
         ("/v1/responses", {"input": "a"}, Plan(reason="unsupported_route")),
     ],
 )
@@ -91,6 +98,30 @@ def test_text_parts_of_all_names_are_text() -> None:
     parts = [{"type": "text", "text": "a"}, {"type": "input_text", "text": "bc"}, {"text": "d"}]
     made = plan(CHAT, {"messages": [{"role": "user", "content": parts}]})
     assert made.reason is None and made.size == 4
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "kind"),
+    [
+        (TEXT, {"prompt": "a"}, "text"),
+        (CHAT, {"messages": HI}, "chat"),
+        (CHAT, {"messages": [{"role": "user", "content": [{"text": "a"}]}]}, "chat"),
+        (
+            CHAT,
+            {"messages": [{"role": "user", "content": [{"text": "a"}, {"text": "b"}]}]},
+            "parts",
+        ),
+        (CHAT, {"messages": HI, "tools": [{}]}, "tools"),
+    ],
+)
+def test_what_engines_render_each_their_own_way_is_told_apart(
+    path: str, body: dict[str, Any], kind: str
+) -> None:
+    assert plan(path, body).kind == kind
+
+
+def test_every_reason_has_a_sentence() -> None:
+    assert set(REASONS) == set(get_args(Reason))
 
 
 json = st.recursive(

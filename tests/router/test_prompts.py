@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -12,10 +13,11 @@ import pytest
 from kit.wait import until
 
 from kvplane.router import prompts as module
-from kvplane.router.prompts import BadPrompt, Prompt, Prompts
+from kvplane.router.plans import Plan
+from kvplane.router.prompts import BadPrompt, Prompt, Prompts, Reason
 from kvplane.router.settings import PromptSettings
 from kvplane.seams import Seams
-from kvplane.tokens import Tokenizer
+from kvplane.tokens import BUILTIN, Tokenizer
 
 CHAT, TEXT, NATIVE = "/v1/chat/completions", "/v1/completions", "/generate"
 HI = [{"role": "user", "content": "hi"}]
@@ -113,6 +115,116 @@ async def test_the_gateways_own_tokenizer_stands_in() -> None:
 async def test_a_broken_folder_is_a_reason(prompts: Prompts, tmp_path: Path) -> None:
     prompts.learn("bad", str(tmp_path))
     assert (await prompts.tokenise(TEXT, {"prompt": "a"}, "bad")).reason == "broken_tokenizer"
+
+
+async def test_a_folder_that_was_repaired_is_read_again(prompts: Prompts, tmp_path: Path) -> None:
+    prompts.learn("bad", str(tmp_path))
+    assert (await prompts.tokenise(TEXT, {"prompt": "a"}, "bad")).reason == "broken_tokenizer"
+    shutil.copytree(BUILTIN, tmp_path, dirs_exist_ok=True)
+    prompts.learn("bad", str(tmp_path))
+    assert listed(await prompts.tokenise(TEXT, {"prompt": "a"}, "bad")) == [[256, 97]]
+
+
+async def test_an_adapter_has_the_tokens_of_its_base_as_long_as_a_pod_serves_it(
+    prompts: Prompts,
+) -> None:
+    prompts.learn("other", "", "vllm", "p2")
+    prompts.learn("tiny", "builtin", "kvplane", "p1", ("sql",))
+    assert listed(await prompts.tokenise(TEXT, {"prompt": "a"}, "sql")) == [[256, 97]]
+    prompts.learn("tiny", "builtin", "kvplane", "p1")
+    assert (await prompts.tokenise(TEXT, {"prompt": "a"}, "sql")).reason == "no_tokenizer"
+    prompts.learn("tiny", "builtin", "kvplane", "p1", ("sql",))
+    prompts.forget("p1")
+    assert (await prompts.tokenise(TEXT, {"prompt": "a"}, "sql")).reason == "no_tokenizer"
+    assert listed(await prompts.tokenise(TEXT, {"prompt": "a"}, "tiny")) == [[256, 97]]
+
+
+async def test_models_that_nobody_serves_any_more_are_forgotten_when_there_are_many() -> None:
+    prompts = Prompts()
+    for number in range(2000):
+        prompts.learn(f"m{number}", "", "vllm", "p1")
+    assert len(prompts._homes) == module.MOST_MODELS
+    assert prompts._homes["m1999"].engines == {"p1": "vllm"}
+
+
+PARTS = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
+
+
+async def test_where_engines_of_two_kinds_would_differ_that_is_a_reason(prompts: Prompts) -> None:
+    prompts.learn("both", "builtin", "vllm", "p1")
+    prompts.learn("both", "builtin", "sglang", "p2")
+    parts = {"messages": [{"role": "user", "content": PARTS}]}
+    assert (await prompts.tokenise(CHAT, parts, "both")).reason == "mixed_engines"
+    assert (await prompts.tokenise(CHAT, {"messages": HI}, "both")).tokens is not None
+    assert (await prompts.tokenise(TEXT, {"prompt": "a"}, "both")).tokens is not None
+    prompts.forget("p2")
+    assert (await prompts.tokenise(CHAT, parts, "both")).tokens is not None
+
+
+class Elsewhere:
+    """Another source of tokens."""
+
+    def __init__(self, reason: Reason | None = None) -> None:
+        self.asked: list[tuple[Plan, Any, str]] = []
+        self.reason = reason
+
+    async def tokenise(self, found: Plan, body: Any, model: str) -> module.Result:
+        self.asked.append((found, body, model))
+        return (None, self.reason) if self.reason else (([7, 8],), None)
+
+
+async def test_without_a_folder_an_engine_is_asked(prompts: Prompts) -> None:
+    prompts.source = source = Elsewhere()
+    prompts.learn("other", "", "vllm", "p1")
+    body = {"prompt": "a", "cache_salt": "s"}
+    found = await prompts.tokenise(TEXT, body, "other")
+    assert (listed(found), found.reason, found.salt) == ([[7, 8]], None, "s")
+    assert [(body, model) for _, body, model in source.asked] == [(body, "other")]
+    assert listed(await prompts.tokenise(TEXT, {"prompt": "a"}, "tiny")) == [[256, 97]]
+    assert listed(await prompts.tokenise(TEXT, {"prompt": [1]}, "other")) == [[1]]
+    assert (await prompts.tokenise(TEXT, {"prompt": "a"}, "nobody's")).reason == "no_tokenizer"
+    assert len(source.asked) == 1, "where the ids are here nobody is asked, nor of other models"
+
+
+async def test_with_a_broken_folder_an_engine_is_asked(prompts: Prompts, tmp_path: Path) -> None:
+    prompts.source = Elsewhere()
+    prompts.learn("bad", str(tmp_path))
+    assert listed(await prompts.tokenise(TEXT, {"prompt": "a"}, "bad")) == [[7, 8]]
+
+
+@pytest.mark.parametrize(
+    ("told", "reason"), [("no_tokenizer", "broken_tokenizer"), ("engine_silent", "engine_silent")]
+)
+async def test_where_no_engine_tells_the_reason_is_the_nearest(
+    prompts: Prompts, tmp_path: Path, told: Reason, reason: Reason
+) -> None:
+    prompts.source = Elsewhere(told)
+    prompts.learn("bad", str(tmp_path))
+    assert (await prompts.tokenise(TEXT, {"prompt": "a"}, "bad")).reason == reason
+
+
+async def test_a_kind_that_the_engines_make_otherwise_is_asked_of_them(prompts: Prompts) -> None:
+    prompts.source = Elsewhere()
+    prompts.distrust("tiny", "parts", "p1")
+    parts = {"messages": [{"role": "user", "content": PARTS}]}
+    assert listed(await prompts.tokenise(CHAT, parts, "tiny")) == [[7, 8]]
+    own = listed(await prompts.tokenise(CHAT, parts, "tiny", own=True))
+    assert own == [Tokenizer.load("builtin").chat(parts["messages"])]
+    prompts.distrust("tiny", "parts", "p1", wrong=False)
+    assert listed(await prompts.tokenise(CHAT, parts, "tiny")) == own
+
+
+async def test_a_template_that_refuses_tools_gets_them_as_sglang_gives_them_then(
+    prompts: Prompts, tmp_path: Path
+) -> None:
+    shutil.copytree(BUILTIN, tmp_path, dirs_exist_ok=True)
+    template = "{{ tools[0]['name'] if 'name' in tools[0] else raise_exception('no wrapper') }}"
+    (tmp_path / "chat_template.jinja").write_text(template)
+    body = {"messages": HI, "tools": [{"type": "function", "function": {"name": "ab"}}]}
+    prompts.learn("flat", str(tmp_path), "sglang", "p1")
+    assert listed(await prompts.tokenise(CHAT, body, "flat")) == [[97, 98]]
+    prompts.learn("flat", str(tmp_path), "vllm", "p1")
+    assert (await prompts.tokenise(CHAT, body, "flat")).reason == "template"
 
 
 async def test_a_later_word_without_a_folder_keeps_the_one_known(prompts: Prompts) -> None:
