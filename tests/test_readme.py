@@ -32,7 +32,7 @@ from kvplane.vocabulary import Role
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
-LATER = ("dashboard", "doctor", "picker", "bench-replay")  # other issues' promises
+LATER = ("doctor", "picker", "bench-replay")  # other issues' promises
 
 
 def blocks(language: str) -> list[str]:

@@ -141,6 +141,7 @@ async def demo(
         say(f"all of it took {time.monotonic() - began:.1f} s")
         if not once:
             say(f"serving on {url} until Ctrl-C; in another terminal try")
+            say(f"  {url}/dashboard      the page: fleet, prompts, rooms, diagnosis")
             say(f"  curl {url}/index/workers        who holds how many blocks")
             say(f"  curl '{url}/rooms?limit=1'      what happened to the last request, and why")
             await until_told()
