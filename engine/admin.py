@@ -127,6 +127,7 @@ class AdminRoutes:
         return JSONResponse({"object": "list", "data": [model]})
 
     async def _tokenize(self, request: Request) -> Response:
+        await self._faults.before(Stage.POLICY_INPUT, Room(0))
         body = await read_json(request, self._settings.most_body_bytes)
         ids = await asyncio.to_thread(self._reader.ids, body)
         most = self._settings.context_length

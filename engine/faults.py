@@ -4,7 +4,8 @@ Door: POST /fault arms one, GET lists, DELETE disarms. transfer/ calls the Tampe
 computed checksums, so whatever is changed here must be noticed by the receiver. Served on loopback
 only, unless a flag says otherwise. Open it to add a way to break.
 
-    stage on a prefill   register   before a room's prompt is computed (the HTTP leg)
+    stage on a prefill   policy-input   before POST /tokenize is answered (also role both)
+                         register   before a room's prompt is computed (the HTTP leg)
                          connect    when a decode binds a room
                          verify     before and while pages and record leave
     stage on a decode    resolve-topology, resolve-rank   before the directory is asked
@@ -38,9 +39,9 @@ from .metrics import EngineMetrics
 HOLDING = ("delay", "hang", "error", "reset")
 CHANGING = ("flip-byte", "swap-pages", "foreign-room", "short", "stale-generation")
 STAGES = {
-    Role.PREFILL: (Stage.REGISTER, Stage.CONNECT, Stage.VERIFY),
+    Role.PREFILL: (Stage.POLICY_INPUT, Stage.REGISTER, Stage.CONNECT, Stage.VERIFY),
     Role.DECODE: (Stage.RESOLVE_TOPOLOGY, Stage.RESOLVE_RANK, Stage.CONSUME),
-    Role.BOTH: (Stage.CONSUME,),
+    Role.BOTH: (Stage.POLICY_INPUT, Stage.CONSUME),
 }
 BY_RANK = (Stage.CONNECT, Stage.VERIFY, Stage.RESOLVE_TOPOLOGY, Stage.RESOLVE_RANK)
 MOST_COUNT = 1_000_000

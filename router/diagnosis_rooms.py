@@ -13,21 +13,30 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvplane.vocabulary import MEETING, Stage, StageRecord
+from kvplane.vocabulary import Stage, StageRecord
 
-from .diagnosis_workers import refused as nobody_listens
 from .findings import MOST_NAMED, STAGES, Finding
 from .fleet import Fleet
 from .meeting import ORDER, Meeting
+from .plans import REASONS, Reason
 
-GIVEN_UP = "cancelled while waiting"  # transfer's words: the gateway, or the peer, ended it
-MEET = frozenset(MEETING)
-# reason of a Choice without tokens -> which of them are wrong at all, from what share of requests
-TOKENLESS = {
-    "no tokenizer for this model at the gateway": 0.0,
-    "the gateway cannot load this model's tokenizer": 0.0,
-    "tokenising is overloaded": 0.1,
-    "tokenising took too long": 0.1,
+GIVEN_UP = ("cancelled while waiting", "its request was cancelled")  # we, or the peer, ended it
+NOBODY = "connection refused"  # at the address that a directory told
+MISSING = (
+    "--tokenizer PATH, or tokenizer of the [[workers]] tables, for model {model!r}; or engines that "
+    "answer POST /tokenize"
+)
+BUSY = "give the gateway more CPU, or run more of them"
+# why a request had no tokens -> from which share of requests on that is wrong, and the next step
+TOKENLESS: dict[Reason, tuple[float, str]] = {
+    "no_tokenizer": (0.0, MISSING),
+    "broken_tokenizer": (0.0, MISSING),
+    "no_route": (0.0, MISSING),
+    "engine_silent": (0.0, MISSING),
+    "engine_refused": (0.5, MISSING),
+    "mixed_engines": (0.0, "let one kind of engine serve model {model!r}"),
+    "busy": (0.1, BUSY),
+    "slow": (0.1, BUSY),
 }
 
 
@@ -62,6 +71,7 @@ def attempts(
         rooms = tuple(room for one in alike for room in one.rooms)[:MOST_NAMED]
         stopped = f", given up: {newest.final}" if newest.final else ""
         many = f" ({len(alike)} attempts{stopped})" if len(alike) > 1 else ""
+        many += "; the same workers answered since" if over else ""
         yield Finding(
             f"room {rooms[0]}" if rooms else "plane",
             blocks,
@@ -113,7 +123,7 @@ def _exhausted(meetings: Sequence[Meeting], fleet: Fleet) -> Iterable[Finding]:
 
 
 def _refusal(meeting: Meeting) -> Failure:
-    """Nobody was chosen: the error says why, and findings about workers say it better."""
+    """Nobody was chosen: it blocks as long as a finding about the workers says so."""
     error = meeting.error or {}
     stage = meeting.trail[-1][0] if meeting.trail else Stage.POOL
     code = str(error.get("code") or "")
@@ -121,7 +131,7 @@ def _refusal(meeting: Meeting) -> Failure:
     side = "decode" if code == "no_decode_available" else "prefill"
     culprit = "plane" if rule == "shapes-differ" else f"{side} pool"
     sentence = f"request {meeting.request_id}: {error.get('message') or 'nobody could be chosen'}"
-    return Failure(stage, rule, culprit, sentence, STAGES[stage][1], meeting.ended or 0.0, (), "refused")
+    return Failure(stage, rule, culprit, sentence, STAGES[stage][1], meeting.ended or 0.0, (), "")
 
 
 def failure(meeting: Meeting, fleet: Fleet) -> Failure:
@@ -149,7 +159,7 @@ def _broken(meeting: Meeting, error: dict[str, Any]) -> StageRecord | None:
     """The stage of the engines' meeting that failed first. One that was only given up counts where
     our own time was over: then it tells what was waited for."""
     records = [one for told in meeting.stages.values() for one in told if one.outcome != "ok"]
-    real = [one for one in records if not one.detail.startswith(GIVEN_UP)]
+    real = [one for one in records if not any(word in one.detail for word in GIVEN_UP)]
     late = error.get("code") == "deadline_exceeded"
     found = real or (records if late else [])
     named = error.get("stage")
@@ -167,7 +177,7 @@ def _meeting(meeting: Meeting, record: StageRecord, fleet: Fleet) -> tuple[str, 
     if rule == "stale-rank":
         triple = meeting.triple or {}
         where = f"{triple.get('host')}:{triple.get('port')}"
-        if nobody_listens(detail) and not _lives(meeting, fleet):
+        if NOBODY in detail.lower() and not _lives(meeting, fleet):
             return "connection-refused", _named(meeting, side), "start the prefill again"
         told = f"GET http://{where}/ranks shows the addresses it tells; let the ranks register again"
         return rule, f"rank directory {where} of {_named(meeting, 'prefill')}", told
@@ -181,11 +191,11 @@ def _rule(record: StageRecord) -> str:
         return "shapes-differ"
     if stage is Stage.REGISTER or "not fully registered" in detail:
         return "ranks-missing"
-    if stage is Stage.CONNECT and (nobody_listens(detail) or "generation" in detail):
+    if stage is Stage.CONNECT and (NOBODY in detail or "generation" in detail):
         return "stale-rank"
     if stage is Stage.VERIFY and "room mismatch" in detail:
         return "room-mismatch"
-    waited = ("not within", "stalled", "lease expired", GIVEN_UP)
+    waited = ("not within", "stalled", "lease expired", *GIVEN_UP)
     if stage is Stage.VERIFY and any(word in detail for word in waited):
         return "kv-never-came"
     return f"{stage}-failed"
@@ -233,17 +243,15 @@ def _named(meeting: Meeting, side: str) -> str:
 def no_tokens(meetings: Sequence[Meeting]) -> Iterable[Finding]:
     """Requests placed by load because the gateway had no tokens of them, by a fault of ours."""
     placed = [one for one in meetings if one.why]
-    for reason, share in TOKENLESS.items():
-        met = [one for one in placed if one.why.get("reason") == reason]
+    for reason, (share, step) in TOKENLESS.items():
+        met = [one for one in placed if one.why.get("reason") == REASONS[reason]]
         if not met or len(met) < share * len(placed):
             continue
-        missing = reason.startswith(("no tokenizer", "the gateway cannot"))
-        step = (
-            f"--tokenizer PATH, or tokenizer of the [[workers]] tables, for model {met[0].model!r}"
-            if missing
-            else "give the gateway more CPU, or run more of them"
-        )
-        sentence = f"{len(met)} of {len(placed)} requests were placed without tokens: {reason}"
+        newest = next(one for one in placed if one.model == met[0].model)
+        if not share and newest.why.get("prompt_tokens"):
+            continue  # it was wrong, and is no longer
+        without = f"{len(met)} of {len(placed)} requests were placed without tokens"
+        sentence, step = f"{without}: {REASONS[reason]}", step.format(model=met[0].model)
         rooms = tuple(str(room) for one in met[:MOST_NAMED] for room in one.rooms)
         yield Finding(
             "plane", False, sentence, "tokenizer of the gateway", step, Stage.POLICY_INPUT,

@@ -1,24 +1,33 @@
-"""Evidence: bounded, merged by stage, and patient for a moment."""
+"""Evidence: bounded, every stage with its begin and end, and times that add up."""
 
 from __future__ import annotations
 
 import asyncio
 from typing import Any
 
+import pytest
 from kit.clock import FakeClock
 
-from kvplane.router.evidence import Ledger, Meeting, stage_records
-from kvplane.vocabulary import Room, Stage, StageRecord
+from kvplane.router.errors import GatewayError
+from kvplane.router.evidence import MOST_REFUSED, Ledger, Meeting, stage_records
+from kvplane.router.meeting import Leg, Trail
+from kvplane.vocabulary import MEETING, Room, Stage, StageRecord
 
 
 def meeting(*rooms: int, request: str = "r", attempt: int = 1) -> Meeting:
-    side = {"worker": "p1"}
     numbers = tuple(map(Room, rooms))
-    return Meeting(request, attempt, "/generate", "tiny", numbers, side, side, {})
+    sides = {"worker": "p1"}, {"worker": "d1"}
+    return Meeting(request, attempt, "/generate", "tiny", numbers, *sides, {})
 
 
 def record(room: int, stage: Stage, outcome: str = "ok", by: str = "d1") -> StageRecord:
     return StageRecord(Room(room), stage, outcome, 0.1, "", by, 1.0)
+
+
+def shown(ledger: Ledger, room: int) -> dict[str, Any]:
+    found = ledger.room(Room(room))
+    assert found is not None
+    return found
 
 
 def test_a_room_shows_its_stages_in_order_and_its_number_as_text() -> None:
@@ -26,10 +35,101 @@ def test_a_room_shows_its_stages_in_order_and_its_number_as_text() -> None:
     ledger.open(meeting(2**63 - 1))
     for stage in (Stage.CONSUME, Stage.REGISTER, Stage.VERIFY):
         assert ledger.record(record(2**63 - 1, stage))
-    found = ledger.room(Room(2**63 - 1))
-    assert found is not None
+    found = shown(ledger, 2**63 - 1)
     assert found["room"] == "9223372036854775807"
     assert [stage["stage"] for stage in found["stages"]] == ["register", "verify", "consume"]
+
+
+def walked(clock: FakeClock) -> Trail:
+    """A trail whose stages took 1, 2, 3 and 4 seconds."""
+    trail = Trail(clock.now)
+    for seconds, stage in enumerate(
+        (Stage.POOL, Stage.AVAILABILITY, Stage.POLICY_INPUT, Stage.PAIR), start=1
+    ):
+        trail.begin(stage)
+        clock.advance(seconds)
+    trail.begin(Stage.FIRST_BYTE)
+    return trail
+
+
+def test_the_gateways_own_stages_follow_one_another_and_add_up_to_the_whole() -> None:
+    clock = FakeClock()
+    ledger = Ledger(clock)
+    began = clock.wall()
+    one = ledger.open(meeting(1), walked(clock))
+    clock.advance(5)
+    ledger.first_byte(one)
+    clock.advance(6)
+    ledger.close(one, "ok")
+    found = shown(ledger, 1)
+    assert (found["opened_at"], found["first_byte_s"], found["duration_s"]) == (began, 15, 21)
+    stages = found["stages"]
+    assert [stage["duration_s"] for stage in stages] == [1, 2, 3, 4, 5, 6]
+    assert sum(stage["duration_s"] for stage in stages) == found["duration_s"]
+    for before, after in zip(stages, stages[1:], strict=False):
+        assert before["begin_s"] + before["duration_s"] == after["begin_s"]
+    assert {(stage["by"], stage["outcome"]) for stage in stages} == {("gateway", "ok")}
+    assert stages[-1]["at"] == began + 21
+
+
+@pytest.mark.parametrize(
+    ("outcome", "last"),
+    [("failed", "failed"), ("rejected", "failed"), ("client_gone", "client gone"), ("ok", "ok")],
+)
+def test_the_stage_an_attempt_ends_in_has_its_outcome_and_why(outcome: str, last: str) -> None:
+    clock = FakeClock()
+    ledger = Ledger(clock)
+    one = ledger.open(meeting(1), walked(clock))
+    ledger.close(one, outcome, {"message": "prefill p1: cut"})
+    stages = shown(ledger, 1)["stages"]
+    assert [stage["outcome"] for stage in stages] == ["ok"] * 4 + [last]
+    assert (stages[-1]["detail"] == "prefill p1: cut") is (last == "failed")
+
+
+def test_an_open_attempt_says_where_it_is_since_when_and_whom_it_waits_for() -> None:
+    clock = FakeClock()
+    ledger = Ledger(clock)
+    ledger.open(meeting(1), walked(clock))
+    ledger.record(record(1, Stage.RESOLVE_RANK))
+    clock.advance(7)
+    found = shown(ledger, 1)
+    assert found["current"] == {
+        "stage": "first-byte",
+        "for_s": 7,
+        "waits_for": {"prefill": "p1", "decode": "d1"},
+        "last_told": "resolve-rank",
+    }
+    last = found["stages"][-1]
+    assert (last["stage"], last["outcome"], last["duration_s"]) == ("first-byte", "open", 7)
+
+
+def test_what_no_engine_tells_is_marked_and_never_inferred() -> None:
+    ledger = Ledger(FakeClock())
+    one = ledger.open(meeting(1))
+    one.silent = ("sglang",)
+    ledger.close(one, "ok")
+    one.collected = True
+    stages = shown(ledger, 1)["stages"]
+    assert [stage["stage"] for stage in stages] == [stage.value for stage in MEETING]
+    assert {stage["outcome"] for stage in stages} == {"not observed"}
+    assert {stage["detail"] for stage in stages} == {"sglang tells nothing of it"}
+    ledger.record(record(1, Stage.CONNECT))
+    told = {stage["stage"]: stage["outcome"] for stage in shown(ledger, 1)["stages"]}
+    assert told["connect"] == "ok" and told["resolve-rank"] == told["verify"] == "not observed"
+
+
+def test_what_can_be_seen_of_both_legs_is_shown_whoever_made_the_engines() -> None:
+    clock = FakeClock()
+    ledger = Ledger(clock)
+    one = ledger.open(meeting(1))
+    clock.advance(2)
+    one.prefill_ended = clock.now()
+    one.legs = {"prefill": Leg(200, 17, True), "decode": Leg(0, 0, False, "no connection")}
+    legs = shown(ledger, 1)["legs"]
+    assert legs["prefill"] == {
+        "status": 200, "bytes": 17, "complete": True, "error": None, "end_s": 2,
+    }  # fmt: skip
+    assert (legs["decode"]["status"], legs["decode"]["error"]) == (None, "no connection")
 
 
 def test_a_stage_told_twice_is_one_and_an_unknown_room_none() -> None:
@@ -53,18 +153,63 @@ def test_the_ring_is_bounded_in_rooms_and_forgets_the_oldest() -> None:
     assert len(ledger._by_request) == 5
 
 
+def refusal(ledger: Ledger, clock: FakeClock, name: str, error: GatewayError) -> None:
+    trail = Trail(clock.now)
+    trail.begin(Stage.POLICY_INPUT)
+    trail.begin(Stage.POOL)
+    bare = Meeting(name, 1, "/generate", "tiny", (), None, None, {})
+    ledger.refuse(bare, trail, error)
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "stage"),
+    [
+        (GatewayError("no_prefill_available", "none", at=Stage.AVAILABILITY), "failed",
+         "availability"),
+        (GatewayError("no_prefill_available", "lost", stage="register"), "failed", "register"),
+        (GatewayError("no_prefill_available", "empty", at=Stage.POOL), "failed", "worker-pool"),
+        (GatewayError("model_not_found", "no model"), "rejected", "worker-pool"),
+    ],
+)  # fmt: skip
+def test_a_request_for_which_nobody_was_chosen_is_remembered_with_the_stage_it_ended_in(
+    error: GatewayError, outcome: str, stage: str
+) -> None:
+    clock = FakeClock()
+    ledger = Ledger(clock)
+    refusal(ledger, clock, "r", error)
+    found = ledger.request("r")
+    assert found is not None and found["outcome"] == outcome
+    (attempt,) = found["attempts"]
+    last = attempt["stages"][""][-1]
+    assert (last["stage"], last["outcome"], last["detail"]) == (stage, "failed", error.message)
+    assert ledger.rooms() == [] and ledger.open_rooms == 0
+
+
+def test_a_flood_of_refusals_is_bounded_and_pushes_no_room_out() -> None:
+    clock = FakeClock()
+    ledger = Ledger(clock, most=10)
+    ledger.open(meeting(1, request="kept"))
+    for number in range(MOST_REFUSED + 100):
+        refusal(ledger, clock, f"r{number}", GatewayError("no_prefill_available", "none"))
+    assert ledger.room(Room(1)) is not None
+    assert len(ledger._by_request) == MOST_REFUSED + 1
+    newest = [one.request_id for one in ledger.refusals(2)]
+    assert newest == [f"r{MOST_REFUSED + 99}", f"r{MOST_REFUSED + 98}"]
+
+
 def test_the_first_word_on_the_outcome_stands_and_time_is_counted() -> None:
     clock = FakeClock()
     ledger = Ledger(clock)
     one = ledger.open(meeting(1))
+    heard: list[Meeting] = []
+    ledger.on_close.append(heard.append)
     assert ledger.open_rooms == 1
     clock.advance(2)
     ledger.close(one, "failed", {"code": "prefill_failed"})
     ledger.close(one, "ok")
-    found = ledger.room(Room(1))
-    assert found is not None
+    found = shown(ledger, 1)
     assert (found["outcome"], found["duration_s"]) == ("failed", 2)
-    assert ledger.open_rooms == 0
+    assert ledger.open_rooms == 0 and heard == [one]
 
 
 def test_rooms_come_newest_first_and_only_the_failed_where_asked() -> None:
@@ -87,32 +232,39 @@ def test_a_request_shows_all_its_attempts() -> None:
     assert list(found["attempts"][1]["stages"]) == ["2"]
 
 
-async def test_a_reader_waits_for_what_is_being_collected_but_not_for_ever() -> None:
+async def test_a_reader_waits_for_what_the_engines_tell_but_not_for_ever() -> None:
     ledger = Ledger(FakeClock())
     one = ledger.open(meeting(1))
-    found = await ledger.settled(Room(1), 60)  # still open: nothing to wait for
-    assert found is not None
+    answers, asked = asyncio.Event(), []
+
+    async def ask(about: Meeting) -> None:
+        asked.append(about)
+        await answers.wait()
+        ledger.record(record(1, Stage.CONSUME))
+        about.collected = True
+
+    ledger.ask = ask
     ledger.close(one, "ok")
-    waiting = asyncio.create_task(ledger.settled(Room(1), 60))
-    await asyncio.sleep(0)
-    ledger.record(record(1, Stage.CONSUME))
-    one.collected.set()
-    found = await waiting
-    assert found is not None
-    assert (len(found["stages"]), found["collected"]) == (1, True)
-    late = ledger.open(meeting(2))
-    ledger.close(late, "ok")
-    found = await ledger.settled(Room(2), 0.01)
-    assert found is not None
-    assert not found["collected"]
+    found = await ledger.settled(Room(1), 0.01)
+    assert found is not None and not found["collected"] and found["stages"] == []
+    answers.set()
+    found = await ledger.settled(Room(1), 60)
+    assert found is not None and found["collected"]
+    assert [stage["stage"] for stage in found["stages"] if stage["outcome"] == "ok"] == ["consume"]
+    await ledger.settled(Room(1), 60)
+    assert len(asked) == 2, "what is known is not asked for again"
     assert await ledger.settled(Room(3), 60) is None
+    assert await ledger.settled_request("r", 60) is not None
+    assert await ledger.settled_request("unknown", 60) is None
 
 
-def test_what_an_engine_tells_that_is_no_stage_is_left_out() -> None:
+def test_what_an_engine_tells_that_is_no_stage_of_a_meeting_is_left_out() -> None:
     good = {"stage": "verify", "outcome": "ok", "duration_s": 0.5, "by": "e", "at": 7}
     told: list[Any] = [
         good,
         {"stage": "dance", "outcome": "ok", "duration_s": 1},
+        {"stage": "pair", "outcome": "ok", "duration_s": 1},
+        {"stage": []},
         {"stage": "verify"},
         {"stage": "verify", "outcome": "ok", "duration_s": "x"},
         5,
