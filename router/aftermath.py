@@ -19,7 +19,8 @@ import msgspec
 from kvplane.runtime import cancel
 from kvplane.vocabulary import Room, Stage, StageRecord
 
-from .dispatch import Attempt, finish_prefill, settled
+from .attempt import Attempt
+from .dispatch import finish_prefill, settled
 from .evidence import Ledger, stage_records
 from .foretold import Foretold
 from .legs import Legs

@@ -1,7 +1,7 @@
 """Attempt: two legs that belong together, and what of prefill's answer is kept for decode.
 
-Edge: looks at both exchanges as they stand, waits for nothing. sending.py begins it, dispatch.py and
-aftermath.py follow it to its end. Open it to change when a leg counts as failed, given up or ended.
+Edge: looks at both exchanges as they stand, waits for nothing. sending.py begins it, dispatch.py
+and aftermath.py follow it. Open it to change when a leg counts as failed, given up or ended.
 
     pull:  decode waits (not begun) --prefill's whole answer--> follow() begins it
     merge: decode's first byte is held until prefill's log-probabilities are known
@@ -42,14 +42,20 @@ class Attempt:
     follow: Callable[[bytes], Exchange] | None = None  # begins decode with prefill's answer
     merge: Merge | None = None  # prefill's part of decode's answer
     keeps: bool = False  # prefill's answer is needed whole
-    answer: bytearray = field(default_factory=bytearray)  # it, where it is
     without: str = ""  # why decode had nothing to fetch
     usage: Usage = field(default_factory=Usage)  # read off prefill's answer, or the only one
     decode_usage: Usage | None = None  # read off decode's, where that tells of the transfer
     started: bool = False  # the client has the head of an answer
     prefill_ended: bool = False
     _closed: bool = False
-    _given_up: list[Side] = field(default_factory=list)
+    _given_up: tuple[Side, ...] = ()
+    _heard: list[bytes] = field(default_factory=list)  # prefill's answer, where it is kept
+    _heard_bytes: int = 0
+
+    @property
+    def answer(self) -> bytes:
+        """What came of prefill's answer, where it is kept."""
+        return b"".join(self._heard)
 
     def abort(self) -> None:
         """Close what is still open. Idempotent."""
@@ -69,7 +75,7 @@ class Attempt:
         at_work = leg.phase is not Phase.CONNECT and not leg.complete and open_end
         leg.abort()
         if at_work and side not in self._given_up and (not leg.status or _fine(leg)):
-            self._given_up.append(side)
+            self._given_up += (side,)
             self.on_given_up(side)
 
     def look_at_prefill(self) -> None:
@@ -84,7 +90,7 @@ class Attempt:
             raise leg_broke(Side.PREFILL, self.prefill_worker, leg.error)
         if leg.status:
             self._hear(leg)
-            if len(self.answer) > MOST_BYTES:
+            if self._heard_bytes > MOST_BYTES:
                 raise self._too_long()
         if leg.complete:
             self.prefill_ended = True
@@ -125,13 +131,15 @@ class Attempt:
         data = leg.take()
         self.usage.feed(data)
         if self.keeps:
-            self.answer += data
+            self._heard.append(data)
+            self._heard_bytes += len(data)
 
     def _pass_on(self) -> None:
         if self.merge is not None:
-            self.merge.prefill(bytes(self.answer))
+            self.merge.prefill(self.answer)
+            self._heard.clear()  # it may be large
         if self.follow is not None:
-            self.decode = self.follow(bytes(self.answer))
+            self.decode = self.follow(self.answer)
 
     def _too_long(self) -> LegFailed:
         """It would be too long at any prefill: the caller must ask for less."""

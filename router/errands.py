@@ -1,8 +1,8 @@
 """Errands: small requests to engines that nobody waits for.
 
-Edge: no task and no sleep; each errand is one leg that ends by itself or at its deadline, and tells
-its outcome once. sending.py runs them: aborts, clean-ups, a look at an engine's counters. Open it to
-change how many may be out, or how long.
+Edge: no task and no sleep; each errand is one leg that ends by itself or at its deadline, and
+tells its outcome once. sending.py runs them: aborts, clean-ups, looks at an engine's counters.
+Open it to change how many may be out, or how long.
 
     begin -> (answer read as it comes) -> then(status, body)     status 0: no whole answer
 """
@@ -33,7 +33,7 @@ class Errands:
         self,
         url: str,
         target: str,
-        headers: Headers = (),
+        headers: Headers | bytes = (),
         body: bytes = b"",
         method: str = "POST",
         deadline_s: float = 2.0,

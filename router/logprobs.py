@@ -1,10 +1,10 @@
-"""Log-probabilities: those of the prompt are prefill's, those of the answer decode's; as one answer.
+"""Log-probabilities: the prompt's are prefill's, the answer's are decode's; made one answer.
 
 Pure: bytes in, bytes out. dispatch.py feeds it both answers where a hand-off says so; numbers keep
-their bytes. Open it when an engine tells log-probabilities in another place. Source: sgl-router.md 5.
+their bytes. Open it when an engine tells them in another place. Source: sgl-router.md section 5.
 
-    /generate    meta_info.input_token_logprobs, ..._top_..., ..._token_ids_...   prefill's + decode's
-    completions  with echo: logprobs.tokens, token_logprobs, ...   prefill's, but its own token, + ...
+    /generate    meta_info.input_token_logprobs, _top_, _token_ids_   prefill's + decode's
+    completions  with echo: logprobs.tokens, token_logprobs, ...      prefill's, but its own token's
     streams      the same, once: in the first event of each index
 """
 

@@ -1,8 +1,8 @@
 """Prefill ids: what is the engine behind each data-parallel rank of a prefill called?
 
 Edge: asks a prefill's rank directory as vLLM's Mooncake connector serves it (GET /query), when a
-request needs it and what is known is no longer fresh. sending.py waits for it. Open it to change how
-long an answer is believed. Source: vllm.md section 5.
+request needs it and what is known is no longer fresh. sending.py waits for it. Open it to change
+how long an answer is believed. Source: vllm.md section 5.
 
     {"0": {"engine_id": "a", ...}, "1": {...}}      a restarted prefill has other ids
 """

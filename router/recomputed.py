@@ -1,8 +1,8 @@
 """Recomputed: does a decode fetch what its prefill computed, or compute it again?
 
 Pure. An engine that lacks its connector, or was given nothing to fetch, answers 200 all the same:
-only its counters and its cached tokens tell. handovers.py feeds it. Open it to change what counts as
-proof, or how many in a row are an alarm. Source: vllm.md section 5.
+only its counters and its cached tokens tell. handovers.py feeds it. Open it to change what counts
+as proof, or how many in a row are an alarm. Source: vllm.md section 5.
 
     vllm:prompt_tokens_by_source_total{source="external_kv_transfer"}   stands still
                                       {source="local_compute"}          grows by the prompts

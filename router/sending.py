@@ -27,12 +27,12 @@ from .choice import Choice
 from .errands import Errands
 from .facts import BOOTSTRAP_PORT
 from .fleet import Fleet
-from .handoffs import Bodies, Handoff, Seats, handoff, way
+from .handoffs import Bodies, Handoff, Headers, Seats, handoff, way
 from .handovers import Handovers
 from .legs import Legs
 from .legs_exchange import Bell, Exchange
 from .legs_settings import LegSettings
-from .legs_wire import Origin, forwarded
+from .legs_wire import Origin, forwarded, header_lines
 from .logprobs import Merge
 from .metrics import RouterMetrics
 from .prefill_ids import PrefillIds
@@ -43,8 +43,6 @@ from .usage import Usage
 MOST_ABORTS = 64  # names of one request that are called off; the rest ends with its connection
 CLEAN_UP_S = 30.0  # a fetch of blocks and one token; Nixl's lease is as long
 UNSENT = LegSettings()  # of a leg that waits for prefill: no deadline runs
-
-HeaderList = list[tuple[bytes, bytes]]
 
 
 def bind(ask: Ask, choice: Choice) -> list[Binding]:
@@ -89,8 +87,8 @@ class Sent:
     prefill: Target | None
     decode: Target
     bodies: Bodies
-    headers: HeaderList
-    tokens: int
+    lines: bytes  # headers of both legs
+    tokens: int  # of the prompts; 0 = not known
     attempt: Attempt
 
     def target(self, side: Side) -> Target:
@@ -120,14 +118,13 @@ class Sending:
         size = prefill.up.dp_size if prefill is not None else 1
         seats = Seats(size, decode.up.dp_size, decode.worker.dp_rank, engine_id)
         bodies = how.write(ask, bindings, seats)
-        headers = [
-            (b"content-type", b"application/json"),
-            (b"x-request-id", ask.request_id.encode()),
-            *forwarded(ask.headers),
-        ]
-        first = self._decode(ask, decode, bodies, headers, bell)
+        lines = b"x-request-id: %s\r\n%s" % (ask.request_id.encode(), shared_lines(ask))
+        if bodies.decode is None:
+            first = Exchange(Origin.parse(decode.url), b"", b"", UNSENT, bell)
+        else:
+            first = self._leg(ask, decode, lines, bodies.decode_headers, bodies.decode, bell)
         attempt = Attempt(first, decode.name)
-        sent = Sent(ask, prefill, decode, bodies, headers, choice.prompt_tokens, attempt)
+        sent = Sent(ask, prefill, decode, bodies, lines, choice.prompt_tokens, attempt)
         if bodies.rids or bodies.prefill is not None:
             attempt.on_given_up = lambda side: self._call_off(sent, side)
         if prefill is not None and bodies.prefill is not None:
@@ -148,28 +145,23 @@ class Sending:
             self._clean_up(sent)
         if answered and whole and sent.bodies.ignored is not None:
             told = attempt.decode_usage.cached_tokens() if attempt.decode_usage else None
-            why, proven = sent.bodies.ignored(bytes(attempt.answer), told)
+            why, proven = sent.bodies.ignored(attempt.answer, told)
             why = attempt.without or why
             self.handovers.ended(prefill, sent.decode, why, proven, sent.tokens)
 
     # -- in order of use
 
-    def _decode(
-        self, ask: Ask, target: Target, bodies: Bodies, headers: HeaderList, bell: Bell
-    ) -> Exchange:
-        if bodies.decode is None:
-            return Exchange(Origin.parse(target.url), b"", b"", UNSENT, bell)
-        return self._leg(target, ask.path, [*headers, *bodies.decode_headers], bodies.decode, bell)
-
     def _leg(
-        self, target: Target, path: str, headers: HeaderList, body: bytes, bell: Bell
+        self, ask: Ask, target: Target, lines: bytes, more: Headers, body: bytes, bell: Bell
     ) -> Exchange:
-        return self._legs.begin(Origin.parse(target.url), path, headers, body, bell)
+        if more:
+            lines += header_lines(more)
+        origin, patient = Origin.parse(target.url), not ask.stream
+        return self._legs.begin(origin, ask.path, lines, body, bell, patient=patient)
 
     def _prefill(self, sent: Sent, target: Target, body: bytes, bell: Bell) -> None:
-        attempt, bodies = sent.attempt, sent.bodies
-        headers = [*sent.headers, *bodies.prefill_headers]
-        attempt.prefill = self._leg(target, sent.ask.path, headers, body, bell)
+        attempt, bodies, more = sent.attempt, sent.bodies, sent.bodies.prefill_headers
+        attempt.prefill = self._leg(sent.ask, target, sent.lines, more, body, bell)
         attempt.prefill_worker = target.name
         if bodies.merge:
             attempt.merge = Merge()
@@ -180,8 +172,8 @@ class Sending:
             def follow(answer: bytes) -> Exchange:
                 second = then(answer)
                 attempt.without = second.without
-                headers = [*sent.headers, *bodies.decode_headers]
-                return self._leg(sent.decode, sent.ask.path, headers, second.body, bell)
+                more = bodies.decode_headers
+                return self._leg(sent.ask, sent.decode, sent.lines, more, second.body, bell)
 
             attempt.follow = follow
 
@@ -190,7 +182,7 @@ class Sending:
         if not sent.bodies.rids:
             self.handovers.aborted(side, "closed")
             return
-        headers = [(b"content-type", b"application/json"), *forwarded(sent.ask.headers)]
+        lines = shared_lines(sent.ask)
 
         def told(status: int, body: bytes) -> None:
             outcome = "told" if status == 200 else "refused" if status else "unheard"
@@ -199,14 +191,14 @@ class Sending:
         for rid in sent.bodies.rids[:MOST_ABORTS]:
             body = msgspec.json.encode({"rid": rid})
             url = sent.target(side).url
-            if not self._errands.run(url, "/abort_request", headers, body, then=told):
+            if not self._errands.run(url, "/abort_request", lines, body, then=told):
                 self.handovers.aborted(side, "dropped")
 
     def _clean_up(self, sent: Sent) -> None:
         """Blocks wait at the prefill for a decode that never came: one fetches them, with one
         token to answer. Where none can, they go when their lease ends."""
         clean_up, attempt = sent.bodies.clean_up, sent.attempt
-        body = clean_up(bytes(attempt.answer)) if clean_up is not None else None
+        body = clean_up(attempt.answer) if clean_up is not None else None
         if body is None:
             return
         target = self._cleaner(sent)
@@ -218,9 +210,9 @@ class Sending:
             fetched = 200 <= status < 300
             self.handovers.cleaned("fetched" if fetched else "refused" if status else "unheard")
 
-        headers = [*sent.headers, *sent.bodies.decode_headers]
+        lines = sent.lines + header_lines(sent.bodies.decode_headers)
         path, limit = sent.ask.path, CLEAN_UP_S
-        if not self._errands.run(target.url, path, headers, body, deadline_s=limit, then=told):
+        if not self._errands.run(target.url, path, lines, body, deadline_s=limit, then=told):
             self.handovers.cleaned("dropped")
 
     def _cleaner(self, sent: Sent) -> Target | None:
@@ -234,3 +226,9 @@ class Sending:
         others = [t for t in like if t.worker != own.worker and way(t.up) == way(own.up)]
         others.sort(key=lambda target: target.inflight_tokens)
         return next(iter(others), own if leg.status else None)
+
+
+def shared_lines(ask: Ask) -> bytes:
+    """Headers of whatever is sent to an engine for this request: nothing of the client's that could
+    name a room, a rank or a host."""
+    return header_lines([(b"content-type", b"application/json"), *forwarded(ask.headers)])

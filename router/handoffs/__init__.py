@@ -1,15 +1,15 @@
 """Hand-offs: how a binding is written into two requests, by way of transfer.
 
-Seam: the table is here, base.py says what each member must do. A worker takes part in the way it was
-declared with (`handoff`), else in its engine's own; two meet only where their ways are one. A worker
-of role both takes "none". A newcomer is one file and one line.
+Seam: the table is here, base.py says what each member must do. A worker takes part in the way it
+was declared with (`handoff`), else in its engine's own; two meet only where their ways are one. A
+worker of role both takes "none". A newcomer is one file and one line.
 """
 
 from __future__ import annotations
 
 from kvplane.vocabulary import WorkerUp
 
-from .base import Bodies, Handoff, Seats, Second, reserved, way
+from .base import Bodies, Handoff, Headers, Seats, Second, reserved, way
 from .none import Unified, UnifiedVllm
 from .sglang import Kvplane, Sglang, SglangCounted
 from .sglang_headers import SglangHeaders
@@ -35,4 +35,14 @@ def handoff(prefill: WorkerUp | None, decode: WorkerUp) -> Handoff:
     return HANDOFFS["none-vllm" if decode.engine == "vllm" else "none"]
 
 
-__all__ = ["HANDOFFS", "Bodies", "Handoff", "Seats", "Second", "handoff", "reserved", "way"]
+__all__ = [
+    "HANDOFFS",
+    "Bodies",
+    "Handoff",
+    "Headers",
+    "Seats",
+    "Second",
+    "handoff",
+    "reserved",
+    "way",
+]

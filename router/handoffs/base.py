@@ -11,8 +11,9 @@ returns. Open it to change what every engine's way of starting a transfer must o
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Literal, Protocol
+
+import msgspec
 
 from kvplane.vocabulary import Binding, WorkerUp
 
@@ -32,16 +33,14 @@ def reserved(name: str) -> bool:
     return name in RESERVED or name.startswith("bootstrap_")
 
 
-@dataclass(frozen=True, slots=True)
-class Second:
+class Second(msgspec.Struct, frozen=True):
     """Decode's body, made of prefill's answer."""
 
     body: bytes
     without: str = ""  # why decode has nothing to fetch and computes the prompt itself
 
 
-@dataclass(frozen=True, slots=True)
-class Bodies:
+class Bodies(msgspec.Struct, frozen=True):
     """What is sent to the two engines; no prefill leg where `prefill` is None."""
 
     prefill: bytes | None
@@ -59,8 +58,7 @@ class Bodies:
     rids: tuple[str, ...] = ()  # by which POST /abort_request ends it; () = closing does
 
 
-@dataclass(frozen=True, slots=True)
-class Seats:
+class Seats(msgspec.Struct, frozen=True):
     """What a hand-off needs to know of the two pods beside the binding."""
 
     prefill_dp: int = 1  # data-parallel ranks

@@ -59,16 +59,14 @@ class Sglang:
         return Bodies(prefill, decode, merge=needed(ask), rids=rids)
 
     def _triple(self, ask: Ask, bindings: Sequence[Binding]) -> Members:
-        if ask.batched or len(bindings) > 1:
-            columns: tuple[object, ...] = (
-                [binding.triple.host for binding in bindings],
-                [binding.triple.port for binding in bindings],
-                [binding.triple.room for binding in bindings],
-            )
+        if not ask.batched and len(bindings) == 1:
+            triple = bindings[0].triple
+            host, port, room = _json(triple.host), b"%d" % triple.port, b"%d" % triple.room
         else:
-            columns = (bindings[0].triple.host, bindings[0].triple.port, bindings[0].triple.room)
-        names = ("bootstrap_host", "bootstrap_port", "bootstrap_room")
-        return [(name, _json(column)) for name, column in zip(names, columns, strict=True)]
+            host = _json([binding.triple.host for binding in bindings])
+            port = _json([binding.triple.port for binding in bindings])
+            room = _json([binding.triple.room for binding in bindings])
+        return [("bootstrap_host", host), ("bootstrap_port", port), ("bootstrap_room", room)]
 
     def _named(self, ask: Ask, bindings: Sequence[Binding]) -> tuple[Members, tuple[str, ...]]:
         """The member that names the request, where the client did not, and the names to abort.

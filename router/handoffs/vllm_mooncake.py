@@ -1,7 +1,7 @@
 """vLLM over Mooncake: both legs at once, brought together by a name of ours.
 
-Pure: a member of the seam handoffs/. Source: vllm.md section 5. The id of the prefill's engine comes
-from its rank directory (prefill_ids.py asks). Open it when the hand-over changes.
+Pure: a member of the seam handoffs/. Source: vllm.md section 5. The id of the prefill's engine
+comes from its rank directory (prefill_ids.py asks). Open it when the hand-over changes.
 
     prefill  {do_remote_decode: true,  transfer_id}
     decode   {do_remote_prefill: true, transfer_id, remote_bootstrap_addr, remote_engine_id}
@@ -27,7 +27,7 @@ class VllmMooncake(Vllm):
     directory: Literal["route", "query", ""] = "query"
 
     def write(self, ask: Ask, bindings: Sequence[Binding], seats: Seats) -> Bodies:
-        """Both bodies; without a transfer_id in both vLLM would quietly compute everything twice."""
+        """Both bodies; without one transfer_id in both vLLM quietly computes everything twice."""
         pair = bindings[0]
         name = f"kvplane-{pair.room:016x}"
         staged = {"do_remote_decode": True, "do_remote_prefill": False, "transfer_id": name}

@@ -290,6 +290,7 @@ class WorkerUp:
     topic: str = ""  # prefix of its event messages; "" = as the settings say
     asleep: bool = False  # it dropped its cache to sleep; its events say so only when it wakes
     shape: Shape = Shape()
+    handoff: str = ""  # how a transfer begins, a row of router's HANDOFFS; "" = as `engine` does
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from kit.peer import Call, Peer, Script, answer, peer, replies
 from kit.ports import free_port
 from kit.wait import until
 
+from kvplane.router.attempt import Attempt
 from kvplane.router.blame import LegFailed, Side
 from kvplane.router.dispatch import (
-    Attempt,
     BrokenBody,
     ClientGone,
     dispatch,

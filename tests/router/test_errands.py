@@ -1,0 +1,83 @@
+"""Errands: small requests nobody waits for; each tells its outcome once and leaves nothing."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import AsyncIterator
+
+import pytest
+from kit.peer import Call, Peer, Script, answer, peer, replies
+from kit.ports import free_port
+from kit.wait import until
+
+from kvplane.router import errands
+from kvplane.router.errands import Errands
+from kvplane.router.legs import Legs
+
+
+@contextlib.asynccontextmanager
+async def office(script: Script) -> AsyncIterator[tuple[Errands, Legs, Peer]]:
+    legs = Legs()
+    await legs.start()
+    async with peer(script) as there:
+        yield Errands(legs), legs, there
+    await legs.stop()
+
+
+async def hang(call: Call) -> None:
+    await call.request()
+    await call.closed()
+
+
+async def test_its_answer_is_told_once_and_whole() -> None:
+    told: list[tuple[int, bytes]] = []
+    body = b"x" * 300_000  # longer than a leg holds back
+    async with office(replies(answer(body))) as (errand, legs, there):
+        assert errand.run(there.url, "/x", (), b"asked", then=lambda *found: told.append(found))
+        await until(lambda: told)
+        assert told == [(200, body)]
+        assert there.requests[0].endswith(b"asked")
+        assert (errand.out, legs.live) == (0, 0)
+
+
+async def test_an_engine_that_does_not_answer_is_left_at_the_deadline() -> None:
+    told: list[int] = []
+    async with office(hang) as (errand, legs, there):
+        errand.run(there.url, "/x", deadline_s=0.05, then=lambda status, _: told.append(status))
+        await until(lambda: told == [0])
+        await until(lambda: there.seen_closed == 1)
+        assert (errand.out, legs.live) == (0, 0)
+
+
+async def test_an_engine_that_is_down_is_told_as_one_that_does_not_answer() -> None:
+    told: list[int] = []
+    async with office(hang) as (errand, _, _):
+        errand.run(
+            f"http://127.0.0.1:{free_port()}", "/x", then=lambda status, _: told.append(status)
+        )
+        await until(lambda: told == [0])
+        assert errand.out == 0
+
+
+async def test_an_answer_that_is_too_long_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(errands, "MOST_BYTES", 1000)
+    told: list[int] = []
+    async with office(replies(answer(b"x" * 500_000))) as (errand, legs, there):
+        errand.run(there.url, "/x", then=lambda status, _: told.append(status))
+        await until(lambda: told == [0])
+        assert legs.live == 0
+
+
+async def test_too_many_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(errands, "MOST_ERRANDS", 2)
+    async with office(hang) as (errand, _, there):
+        assert [errand.run(there.url, "/x") for _ in range(3)] == [True, True, False]
+
+
+async def test_what_is_out_ends_with_the_legs() -> None:
+    told: list[int] = []
+    async with office(hang) as (errand, legs, there):
+        errand.run(there.url, "/x", then=lambda status, _: told.append(status))
+        await until(lambda: there.requests)
+        await legs.stop()
+        assert (told, errand.out) == ([0], 0)
