@@ -22,6 +22,8 @@ NEEDED = (  # one of each kind: code of every package, a script, a tokenizer, th
     "kvplane/router/policies/prefix.py",
     "kvplane/transfer/backends/tcp.py",
     "kvplane/bootstrap/directory.py",
+    *(f"kvplane/router/dashboard/static/{name}" for name in ("page.html", "main.js", "mark.svg")),
+    "kvplane/router/dashboard/static/page.css",
 )
 
 

@@ -11,6 +11,7 @@ asks them: /index/rank, /rooms, /diagnosis. Open it to add something that only t
 
 from __future__ import annotations
 
+import ipaddress
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -50,7 +51,6 @@ HEADERS = {
 }
 MOST_BYTES = 8 * 1024 * 1024  # of a prompt that is asked about
 PAGE = "/page"
-HOME = ("localhost", "127.0.0.1", "::1")
 Handler = Callable[[Request], Awaitable[Response]]
 
 
@@ -135,8 +135,10 @@ def _seen(request: Request) -> Request:
 
 
 def _at_home(host: str) -> bool:
+    """Does this Host header name this machine itself?"""
     try:
-        return urlsplit(f"//{host}").hostname in HOME
+        name = urlsplit(f"//{host}").hostname or ""
+        return name == "localhost" or ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False
 

@@ -18,6 +18,7 @@ from kvplane.vocabulary import Role
 from ..evidence import Ledger
 from ..fleet import Waited
 from ..gateway import Gateway
+from ..readiness import readiness
 from ..meeting import Meeting
 from . import lines
 
@@ -57,11 +58,9 @@ def newest(ledger: Ledger, recent: Sequence[Meeting]) -> list[Meeting]:
 
 def state(gateway: Gateway) -> Json:
     """Could a request be served now? As GET /readiness judges it."""
-    roles = {target.role for target in gateway.fleet.targets() if target.usable}
-    if Role.BOTH in roles or {Role.PREFILL, Role.DECODE} <= roles:
-        return {"ready": True, "reason": ""}
-    missing = [str(role) for role in (Role.PREFILL, Role.DECODE) if role not in roles]
-    return {"ready": False, "reason": f"no healthy {' and no healthy '.join(missing)}"}
+    now, down_s = gateway.clock.now(), gateway.loop.store_down_s()
+    ready, told = readiness(gateway.fleet, gateway.breakers, now, down_s)
+    return {"ready": ready, "reason": told.get("reason", "")}
 
 
 def totals(gateway: Gateway) -> Json:

@@ -4,10 +4,12 @@ import { byId, fill, h, many } from "./dom.js";
 import { ask } from "./net.js";
 
 const EVERY_MS = 2000;
+const SOON_MS = 300;
 
 export function watchFindings() {
   const look = async () => {
-    if (!document.hidden) {
+    const connected = byId("main").dataset.fresh === "yes"; // before, nobody says that we may look
+    if (connected && !document.hidden) {
       try {
         show(await ask("diagnosis"));
       } catch (error) {
@@ -15,7 +17,7 @@ export function watchFindings() {
         fill(byId("findings-body"), h("p", { class: "fault" }, `The diagnosis could not be had: ${error.message}`));
       }
     }
-    setTimeout(look, EVERY_MS);
+    setTimeout(look, connected ? EVERY_MS : SOON_MS);
   };
   look();
 }
