@@ -13,13 +13,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from kvplane.vocabulary import Role
-
 from ..evidence import Ledger
 from ..fleet import Waited
 from ..gateway import Gateway
-from ..readiness import readiness
 from ..meeting import Meeting
+from ..readiness import readiness
 from . import lines
 
 MOST_REQUESTS = 40  # listed on the page

@@ -173,7 +173,7 @@ async def test_a_picture_shows_what_happened_and_nothing_that_is_secret() -> Non
         gateway.fleet.down(Pod("d1"))
         assert (await page.house.post("/v1/completions", body))[0] == 503
         shown = picture(gateway, (), 0.0, gateway.clock.now(), gateway.clock.wall())
-        assert shown["state"] == {"ready": False, "reason": "no healthy decode"}
+        assert shown["state"]["ready"] is False and "no healthy decode" in shown["state"]["reason"]
         assert shown["requests"][0]["code"] == "no_decode_available"
         assert shown["totals"]["failed"] == 1
 

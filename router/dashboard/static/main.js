@@ -29,7 +29,7 @@ function state({ state: now, workers, models }) {
   const roles = ["prefill", "decode", "both"].map((role) => [role, workers.filter((one) => one.role === role && one.state === "serving").length]);
   const there = roles.filter(([, number]) => number).map(([role, number]) => `${number} ${role}`).join(", ");
   const about = [there, models.join(", ")].filter(Boolean).join(" · ");
-  fill(byId("state"), now.ready ? h("b", {}, "Serving") : h("b", { class: "bad" }, `Cannot serve: ${now.reason}`), about ? ` · ${about}` : "");
+  fill(byId("state"), now.ready ? h("b", {}, now.reason ? `Serving, but ${now.reason}` : "Serving") : h("b", { class: "bad" }, `Cannot serve: ${now.reason}`), about ? ` · ${about}` : "");
   document.title = now.ready ? "kvplane" : "kvplane: cannot serve";
 }
 
