@@ -131,11 +131,12 @@ class Sending:
             self._prefill(sent, prefill, bodies.prefill, bell)
         return sent
 
-    def ended(self, sent: Sent) -> None:
-        """The attempt is over: what it left behind is cleaned up, what it was is counted."""
+    def ended(self, sent: Sent) -> str:
+        """The attempt is over: what it left behind is cleaned up, what it was is counted. Tells why
+        nothing was handed over, where that is known already."""
         attempt, prefill = sent.attempt, sent.prefill
         if prefill is None or not attempt.keeps:
-            return
+            return ""
         leg = attempt.prefill
         answered = leg is not None and leg.complete and 200 <= leg.status < 300
         whole = attempt.decode.complete and 200 <= attempt.decode.status < 300
@@ -148,6 +149,8 @@ class Sending:
             why, proven = sent.bodies.ignored(attempt.answer, told)
             why = attempt.without or why
             self.handovers.ended(prefill, sent.decode, why, proven, sent.tokens)
+            return why
+        return ""
 
     # -- in order of use
 
