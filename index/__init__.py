@@ -45,6 +45,7 @@ from .view import View
 if TYPE_CHECKING:
     from .api import index_app
     from .client import IndexClient
+    from .stores.lasting import Lasting
     from .stores.redis import RedisStore
 
 __all__ = [
@@ -65,6 +66,7 @@ __all__ = [
     "IndexMetrics",
     "IndexRefused",
     "IndexSettings",
+    "Lasting",
     "MemoryStore",
     "Note",
     "Outcome",
@@ -98,7 +100,12 @@ __all__ = [
 ]
 
 
-_LATE = {"index_app": ".api", "IndexClient": ".client", "RedisStore": ".stores.redis"}
+_LATE = {
+    "index_app": ".api",
+    "IndexClient": ".client",
+    "Lasting": ".stores.lasting",
+    "RedisStore": ".stores.redis",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -12,19 +12,20 @@ with each question for what changed. Open it to add a member to a worker's line.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 from itertools import repeat
 from typing import Any
 
 import msgspec
 
-from kvplane.vocabulary import PrefixChain, Tier, Worker
+from kvplane.vocabulary import Namespace, PrefixChain, Tier, Worker
 
 from . import answers
+from .bundles import Bundles, Group, Line
 from .ranking import reached, tiers
 from .roster import Roster
 from .view import View
 
-_Line = tuple[bytes, int, bytes]  # before the depth, block size or 0, after it
 _Chains = Mapping[int, PrefixChain]
 
 _encode = msgspec.json.Encoder().encode
@@ -37,8 +38,9 @@ class Lines:
         self, view: View, doubts: Callable[[], answers.Doubts] = dict[Worker, Any]
     ) -> None:
         self._view, self._doubts = view, doubts
-        self._lines: dict[Worker, _Line] = {}
-        self._rows: list[_Line] = []  # the same, in everybody's order
+        self._lines: dict[Worker, Line] = {}
+        self._even = 0  # the block size of all; 0 where some have another, or none
+        self._bundles = Bundles(self._lines, ())
         self._of: tuple[object, ...] = ()  # what all of them are true for
         self._turn = -1  # of the view, when it was looked through
         self._told: list[object] = []  # what each of them is true for
@@ -47,29 +49,55 @@ class Lines:
         self, seen: Roster, chains: _Chains, workers: Sequence[Worker] | None, away_s: float
     ) -> dict[str, Any]:
         """The answer of POST /rank, cursor and lag excepted; the best worker's chain names it."""
-        view, everybody = self._view, seen.everybody(self._view)
+        everybody = seen.everybody(self._view)
         self._look(seen, everybody, away_s)
+        if workers is None and self._even in chains and self._view.plain:
+            size, parts = self._many(chains)
+        else:
+            size, parts = self._each(
+                everybody if workers is None else sorted(workers), chains, workers
+            )
+        return {
+            "namespace": _text(chains[size].namespace),
+            "block_size": size,
+            "blocks": len(chains[size].blocks),
+            "workers": msgspec.Raw(b"[%b]" % b"".join(parts)[:-1]),
+        }
+
+    def _many(self, chains: _Chains) -> tuple[int, list[bytes]]:
+        """Of everybody, where all are of one block size and in GPU memory."""
+        size, bundles = self._even, self._bundles
+        by_depth: dict[int, list[Group]] = {}
+        for group, depth in self._view.together(chains[size].blocks):
+            by_depth.setdefault(depth, []).append(group)
+        groups = [group for some in by_depth.values() for group in some]
+        parts = [
+            bundles.write(by_depth[depth], _middle(size, depth * size, {Tier.GPU: depth}, chains))
+            for depth in sorted(by_depth, reverse=True)
+        ]
+        if others := bundles.rest(groups):
+            parts.append(bundles.write([others], _middle(size, 0, {}, chains)))
+        return size if groups else min(chains), parts
+
+    def _each(
+        self, listed: Sequence[Worker], chains: _Chains, workers: Sequence[Worker] | None
+    ) -> tuple[int, list[bytes]]:
+        """One after the other, deepest first."""
+        view = self._view
         depths = reached(view, chains, workers)
-        listed = everybody if workers is None else sorted(workers)
         tokens = list(map(depths.get, listed, repeat(0)))
         order = sorted(range(len(listed)), key=tokens.__getitem__, reverse=True)  # ties as they are
         size = (view.block_size(listed[order[0]]) if depths else None) or min(chains)
-        rows = self._rows if workers is None else [self._lines[worker] for worker in listed]
         below, parts, last = tiers(view, chains, depths), list[bytes](), (-1, -1)
         for at in order:
-            head, mine, tail = rows[at]
+            head, mine, tail = self._lines[listed[at]]
             if below and listed[at] in below:
                 middle, last = _middle(mine, tokens[at], below[listed[at]], chains), (-1, -1)
             elif last != (mine, tokens[at]):  # mostly the same as the one before
                 last = mine, tokens[at]
                 middle = _middle(*last, {Tier.GPU: last[1] // mine} if last[1] else {}, chains)
             parts += (head, middle, tail)
-        return {
-            "namespace": chains[size].namespace.text(),
-            "block_size": size,
-            "blocks": len(chains[size].blocks),
-            "workers": msgspec.Raw(b"[%b]" % b"".join(parts)[:-1]),
-        }
+        return size, parts
 
     def _look(self, seen: Roster, everybody: Sequence[Worker], away_s: float) -> None:
         """Write anew what is no longer true."""
@@ -84,23 +112,30 @@ class Lines:
             for facts in map(view.facts, everybody)
         ]
         if of != self._of:
-            self._of, self._told, self._lines, self._rows = of, [()] * len(told), {}, []
+            self._of, self._told, self._lines = of, [()] * len(told), {}
         if told != self._told:
             for worker, now, before in zip(everybody, told, self._told, strict=True):
                 if now != before:
                     self._lines[worker] = self._line(seen.fleet, worker, away_s, doubts)
             self._told = told
-            self._rows = [self._lines[worker] for worker in everybody]
+            sizes = {size for _, size, _ in self._lines.values()}
+            self._even = sizes.pop() if len(sizes) == 1 else 0
+            self._bundles = Bundles(self._lines, everybody)
 
     def _line(
         self, fleet: answers.Fleet, worker: Worker, away_s: float, doubts: answers.Doubts
-    ) -> _Line:
+    ) -> Line:
         view, size = self._view, answers.block_size(self._view, fleet, worker)
         state, reason = answers.trust(view, fleet, worker, away_s, doubts)
         head = {**answers.who(fleet, worker), "epoch": view.epoch(worker), "block_size": size}
         odd = answers.odd_size(view, fleet, worker)
         tail = {"knowledge": state, "reason": reason, **odd}
         return _encode(head)[:-1] + b",", size or 0, b"," + _encode(tail)[1:] + b","
+
+
+@lru_cache(maxsize=256)
+def _text(namespace: Namespace) -> str:
+    return namespace.text()
 
 
 def _middle(size: int, tokens: int, lies: Mapping[Tier, int], chains: _Chains) -> bytes:

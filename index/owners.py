@@ -8,7 +8,7 @@ Open it to change how bits become names, or what caps a depth.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from kvplane.vocabulary import Worker
 
@@ -25,6 +25,7 @@ class Owners:
     def __init__(self) -> None:
         self.all = 0  # bitmap of the ordinals that somebody has
         self.hybrid = False  # somebody has, or had, further groups
+        self.lower = False  # somebody holds, or held, blocks below GPU memory
         self._facts: dict[int, Facts] = {}
         self._named: dict[int, tuple[Worker, ...]] = {}
 
@@ -49,12 +50,25 @@ class Owners:
         """Take over those of another view of the same forest."""
         self._facts |= other._facts
         self.all |= other.all
-        self.hybrid = self.hybrid or other.hybrid
+        self.hybrid, self.lower = self.hybrid or other.hybrid, self.lower or other.lower
+
+    def mask(
+        self, facts: Mapping[Worker, Facts], workers: Collection[Worker] | None, size: int
+    ) -> int:
+        """Bitmap of these workers (None: all) that have this block size (0: any)."""
+        if workers is None and not size:
+            return self.all
+        mask = 0
+        for worker in facts if workers is None else workers:
+            one = facts.get(worker)
+            if one is None or one.ordinal is None:
+                continue
+            if not size or one.block_size == size:
+                mask |= 1 << one.ordinal
+        return mask
 
     def names(self, mask: int) -> tuple[Worker, ...]:
-        """Workers of a bitmap."""
-        if not mask & (mask - 1):
-            return (self._facts[mask.bit_length() - 1].worker,) if mask else ()
+        """Workers of a bitmap; mostly the same tuple again for the same bitmap."""
         found = self._named.get(mask)
         if found is None:
             found = tuple([self._facts[ordinal].worker for ordinal in ordinals(mask)])

@@ -101,7 +101,7 @@ def read_packed(data: bytes, query: str, most_hashes: int) -> Question:
     if len(data) % 8:
         raise BadValue("block_hashes", f"{len(data)} bytes", "packed u64, so a multiple of 8 bytes")
     _few(len(data) // 8, most_hashes)
-    told = parse_qs(query, keep_blank_values=True)
+    told = parse_qs(query, keep_blank_values=True) if query else {}
     model, adapter = (told.get(name, [""])[-1] for name in ("model", "adapter"))
     return Question(model, adapter, "", _workers(told.get("workers")), hashes=_numbers(data, "<"))
 

@@ -74,6 +74,8 @@ def tiers(
 ) -> dict[Worker, dict[Tier, int]]:
     """Blocks of the depth by best tier, of those that hold anything below GPU memory."""
     lower: dict[int, list[Worker]] = {}
+    if view.plain:
+        return {}
     for worker in depths:
         facts = view.facts(worker)
         if facts is not None and (facts.counts[1] or facts.counts[2] or facts.counts[3]):

@@ -57,7 +57,7 @@ class View:
         self._facts: dict[Worker, Facts] = {}
         self._owners = Owners()
         self.turn = 0  # another number whenever workers, lives, sizes or words may have changed
-        self._sorted: tuple[int, tuple[Worker, ...]] = (-1, ())
+        self._listed: tuple[int, tuple[Worker, ...], tuple[int, ...]] = (-1, (), ())
 
     # -- being told --------------------------------------------------------------------------
 
@@ -118,6 +118,8 @@ class View:
         if facts.ordinal is None:
             facts.ordinal = self._forest.take()
             self._owners.add(facts.ordinal, facts)
+        if tier:
+            self._owners.lower = True
         facts.counts[tier] += self._forest.store(facts.ordinal << 2 | tier, parent, blocks)
 
     def _removed(self, facts: Facts, change: Removed) -> None:
@@ -213,7 +215,7 @@ class View:
     ) -> dict[Worker, tuple[int, dict[Tier, int]]]:
         """Depth in blocks, and how many of them lie best in each tier, of each of `workers` (None:
         all) that has this block size (0: any); holders of none left out."""
-        found, path = self._forest.depths(blocks, self._mask(workers, size))
+        found, path = self._forest.depths(blocks, self._owners.mask(self._facts, workers, size))
         reached = self._owners.reached(found, blocks).items()
         return {one: (depth, self._tiers(self._facts[one], path, depth)) for one, depth in reached}
 
@@ -221,7 +223,7 @@ class View:
         self, blocks: Sequence[BlockHash], workers: Collection[Worker] | None = None, size: int = 0
     ) -> dict[Worker, int]:
         """Depth in blocks alone, which is cheaper; else as `depths`."""
-        found, _ = self._forest.depths(blocks, self._mask(workers, size))
+        found, _ = self._forest.depths(blocks, self._owners.mask(self._facts, workers, size))
         return self._owners.reached(found, blocks)
 
     def together(self, blocks: Sequence[BlockHash]) -> list[tuple[tuple[Worker, ...], int]]:
@@ -235,18 +237,6 @@ class View:
         assert facts.ordinal is not None, "who holds blocks has an ordinal"
         best = tiers(path, facts.ordinal, depth)
         return {tier: count for tier, count in zip(TIERS, best, strict=True) if count}
-
-    def _mask(self, workers: Collection[Worker] | None, size: int) -> int:
-        if workers is None and not size:
-            return self._owners.all
-        mask = 0
-        for worker in self._facts if workers is None else workers:
-            facts = self._facts.get(worker)
-            if facts is None or facts.ordinal is None:
-                continue
-            if not size or facts.block_size == size:
-                mask |= 1 << facts.ordinal
-        return mask
 
     def holders(self, block: BlockHash) -> dict[Worker, tuple[Tier, ...]]:
         """Who holds one block, and where, best tier first."""
@@ -266,9 +256,22 @@ class View:
 
     def workers(self) -> tuple[Worker, ...]:
         """All that live, in order."""
-        if self._sorted[0] != self.turn:
-            self._sorted = self.turn, tuple(sorted(self._facts))
-        return self._sorted[1]
+        return self._list()[1]
+
+    def block_sizes(self) -> tuple[int, ...]:
+        """All block sizes in use, ascending."""
+        return self._list()[2]
+
+    def _list(self) -> tuple[int, tuple[Worker, ...], tuple[int, ...]]:
+        if self._listed[0] != self.turn:
+            sizes = {facts.block_size for facts in self._facts.values() if facts.block_size}
+            self._listed = self.turn, tuple(sorted(self._facts)), tuple(sorted(sizes))
+        return self._listed
+
+    @property
+    def plain(self) -> bool:
+        """Every depth so far lies in GPU memory alone, and no further group caps one."""
+        return not (self._owners.hybrid or self._owners.lower)
 
     def facts(self, worker: Worker) -> Facts | None:
         """None for a worker never heard of, or gone."""
@@ -288,10 +291,6 @@ class View:
         """Tokens; None until the worker stored something."""
         facts = self._facts.get(worker)
         return facts.block_size if facts else None
-
-    def block_sizes(self) -> tuple[int, ...]:
-        """All block sizes in use, ascending."""
-        return tuple(sorted({f.block_size for f in self._facts.values() if f.block_size}))
 
     def size(self) -> Size:
         """Totals; looks at every run."""

@@ -73,16 +73,19 @@ def slowly(
 class Chance:
     """Changes of all kinds, to few workers and blocks, so that they meet."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, plain: bool) -> None:
+        """`plain`: of one block size, in GPU memory, without further groups."""
         self.chance = random.Random(seed)
-        self.size = {worker: self.chance.choice(SIZES) for worker in NAMES}
+        self.sizes, self.tiers = (SIZES[:1], [Tier.GPU]) if plain else (SIZES, list(Tier))
+        self.plain = plain
+        self.size = {worker: self.chance.choice(self.sizes) for worker in NAMES}
         self.epoch = dict.fromkeys(NAMES, 1)
 
     def change(self) -> Change:
         chance = self.chance
         worker = chance.choice(NAMES)
         blocks = CHAINS[self.size[worker]].blocks
-        tier, epoch = chance.choice(list(Tier)), Epoch(self.epoch[worker])
+        tier, epoch = chance.choice(self.tiers), Epoch(self.epoch[worker])
         start = chance.choice((0, 0, chance.randrange(len(blocks))))
         some = blocks[start : start + chance.randint(1, len(blocks))]
         parent = blocks[start - 1] if start else None
@@ -94,10 +97,10 @@ class Chance:
                 return Removed(worker, epoch, tier, some)
             case 4:
                 self.epoch[worker] += 1
-                self.size[worker] = chance.choice(SIZES)
+                self.size[worker] = chance.choice(self.sizes)
                 reason = chance.choice((ClearReason.RESTART, ClearReason.GONE))
                 return Cleared(worker, Epoch(self.epoch[worker]), reason)
-            case 5:
+            case 5 if not self.plain:
                 rule = Group(1, GroupKind.WINDOW, 64)
                 return Stored(worker, epoch, Tier.GPU, parent, some, self.size[worker], rule)
             case _:
@@ -110,20 +113,22 @@ def up(worker: Worker, **more: Any) -> WorkerUp:
     return WorkerUp(worker.pod, f"http://{worker.pod}", Role.BOTH, **more)
 
 
+@pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize("seed", range(6))
-def test_what_is_kept_is_what_would_be_written_now(seed: int) -> None:
-    chance = Chance(seed)
+def test_what_is_kept_is_what_would_be_written_now(seed: int, plain: bool) -> None:
+    chance, even = Chance(seed, plain), 0
     view, dice = View(), chance.chance
-    lines, ups, seen = Lines(view), list[WorkerUp](), None
+    ups = [up(worker, block_size=16) for worker in NAMES] if plain else list[WorkerUp]()
+    lines, seen = Lines(view), None
     for _ in range(250):
         for _ in range(dice.randrange(3)):
             view.apply(chance.change())
         match dice.randrange(12):
             case 0:
-                some = dice.sample(NAMES, dice.randrange(len(NAMES)))
-                sizes, ends = (None, 16, 64), ((), ("tcp://x:1",))
+                some = dice.sample(NAMES, len(NAMES) if plain else dice.randrange(len(NAMES)))
+                sizes, ends = (16,) if plain else (None, 16, 64), ((), ("tcp://x:1",))
                 ups = [up(w, block_size=dice.choice(sizes), events=dice.choice(ends)) for w in some]
-            case 1 if ups:
+            case 1 if ups and not plain:
                 ups[0] = replace(ups[0], dp_size=2)
             case 2:
                 view.living = dice.choice((None, frozenset("xy"), frozenset()))
@@ -135,10 +140,12 @@ def test_what_is_kept_is_what_would_be_written_now(seed: int) -> None:
         workers = dice.choice((None, dice.sample(everybody, len(everybody) // 2)))
         found = said(lines, seen, workers, away_s)
         assert found["workers"] == slowly(view, seen, workers, away_s)
+        even += view.plain and len({one["block_size"] for one in found["workers"]}) == 1
         first = next((one for one in found["workers"] if one["depth_blocks"]), None)
         assert found["block_size"] == (first["block_size"] if first else min(SIZES))
         assert found["namespace"] == CHAINS[found["block_size"]].namespace.text()
         assert found["blocks"] == len(CHAINS[found["block_size"]].blocks)
+    assert even > 100 if plain else even < 100  # those are written group by group
 
 
 def test_a_fleet_that_is_the_same_is_worked_out_once() -> None:
