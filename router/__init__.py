@@ -11,12 +11,13 @@ from .breaker import Breakers
 from .choice import Choice, Chooser
 from .dashboard import dashboard_app
 from .departures import Departures
-from .diagnosis import report
+from .diagnosing import diagnose
 from .directories import Directories
 from .discovery import DISCOVERIES, Discovery, ProbeFailed, Static, Waiting, probe
 from .engine_tokens import EngineTokens
 from .errors import GatewayError
 from .evidence import Ledger, Meeting
+from .evidence_shared import SharedEvidence
 from .fleet import Fleet
 from .gateway import Gateway
 from .handoffs import HANDOFFS
@@ -39,6 +40,7 @@ from .settings import (
     RetrySettings,
     RouterSettings,
 )
+from .spans import NoSpans, Spans
 from .target import Booking, Target
 
 __all__ = [
@@ -69,6 +71,7 @@ __all__ = [
     "Legs",
     "Meeting",
     "Need",
+    "NoSpans",
     "ProbeFailed",
     "ProbeSettings",
     "Prompt",
@@ -79,14 +82,16 @@ __all__ = [
     "RouterMetrics",
     "RouterSettings",
     "SelfCheck",
+    "SharedEvidence",
+    "Spans",
     "Static",
     "Target",
     "TokensState",
     "Waiting",
     "WorkerDesk",
     "admin_app",
+    "diagnose",
     "dashboard_app",
     "probe",
-    "report",
     "worker_id",
 ]

@@ -17,7 +17,6 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 
-from kvplane.vocabulary import Role
 
 from .admin_evidence import evidence_routes
 from .admin_docs import docs_page
@@ -26,6 +25,8 @@ from .admin_workers import Declare, WorkerDesk, worker_routes
 from .engines import ask_engine, ask_models
 from .errors import GatewayError
 from .gateway import Gateway
+from .readiness import marks
+from .readiness import readiness as judge
 
 HTTP_CODES = {404: "not_found", 413: "payload_too_large"}
 
@@ -72,29 +73,25 @@ def _life(app: FastAPI, gateway: Gateway) -> None:
     @app.get("/readiness", tags=["life"])
     async def readiness(response: Response) -> dict[str, Any]:
         """A request could be served now: a prefill and a decode, or a unified worker."""
-        targets = gateway.fleet.targets()
-        ready = [target for target in targets if target.usable]
-        roles = {target.role for target in ready}
-        if Role.BOTH in roles or {Role.PREFILL, Role.DECODE} <= roles:
-            counts = {"healthy_workers": len(ready), "total_workers": len(targets)}
-            return {"status": "ready", **counts}
-        response.status_code = 503
-        missing = [str(r) for r in (Role.PREFILL, Role.DECODE) if r not in roles]
-        return {"status": "not ready", "reason": f"no healthy {' and no healthy '.join(missing)}"}
+        now, down_s = gateway.clock.now(), gateway.loop.store_down_s()
+        ready, shown = judge(gateway.fleet, gateway.breakers, now, down_s)
+        if not ready:
+            response.status_code = 503
+        return shown
 
 
 def _models(app: FastAPI, gateway: Gateway) -> None:
     @app.get("/v1/models", tags=["models"])
     async def models() -> dict[str, Any]:
         """All models, each as its engine describes it."""
-        return {"object": "list", "data": await ask_models(gateway)}
+        return {"object": "list", "data": [_marked(gateway, one) for one in await ask_models(gateway)]}
 
     @app.get("/v1/models/{model:path}", tags=["models"])
     async def model(model: str) -> dict[str, Any]:
         """One model."""
         for found in await ask_models(gateway):
             if found["id"] == model:
-                return found
+                return _marked(gateway, found)
         raise GatewayError("model_not_found", f"no model {model!r} here", "model")
 
     @app.get("/model_info", tags=["models"])
@@ -108,6 +105,15 @@ def _models(app: FastAPI, gateway: Gateway) -> None:
     async def server_info() -> Response:
         """As the first prefill (or unified worker) says."""
         return _json(await ask_engine(gateway, "/server_info"))
+
+
+def _marked(gateway: Gateway, entry: dict[str, Any]) -> dict[str, Any]:
+    """A model's entry; one that cannot be served now says so, and why."""
+    said = marks(gateway.fleet, gateway.breakers, gateway.clock.now(), entry["id"])
+    if said["ready"]:
+        return entry
+    ours = entry.get("kvplane")
+    return entry | {"kvplane": (ours if isinstance(ours, dict) else {}) | said}
 
 
 def _json(body: bytes) -> Response:

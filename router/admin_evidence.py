@@ -36,7 +36,10 @@ def evidence_routes(gateway: Gateway, desk: Discovered | None) -> APIRouter:
     @router.get("/rooms/{room}")
     async def room(room: str) -> dict[str, Any]:
         """What happened in one room, or is happening. Asks its engines what they saw."""
-        found = await ledger.settled(_room(room), SETTLE_S)
+        number = _room(room)
+        found = await ledger.settled(number, SETTLE_S)
+        if found is None and gateway.shared is not None:
+            found = await gateway.shared.room(number)
         if found is None:
             raise GatewayError("not_found", f"room {room} is not known, or no longer", "room")
         return found
@@ -45,6 +48,8 @@ def evidence_routes(gateway: Gateway, desk: Discovered | None) -> APIRouter:
     async def request(request_id: str) -> dict[str, Any]:
         """All attempts of one request, those included for which nobody could be chosen."""
         found = await ledger.settled_request(request_id, SETTLE_S)
+        if found is None and gateway.shared is not None:
+            found = await gateway.shared.request(request_id)
         if found is None:
             raise GatewayError(
                 "not_found", f"request {request_id!r} is not known, or no longer", "request_id"

@@ -33,6 +33,7 @@ from .dispatch import Client, ClientGone
 from .doubts import Doubts
 from .errors import GatewayError
 from .evidence import Ledger
+from .evidence_shared import SharedEvidence
 from .fleet import Fleet
 from .journey import Journey, Means
 from .legs import Legs
@@ -42,6 +43,7 @@ from .metrics import RouterMetrics
 from .prompts import Prompt, Prompts
 from .request import LONG_BYTES, Ask
 from .retry import Again, Budget, Failed, decide
+from .sending import Sending
 from .settings import RouterSettings
 
 
@@ -91,7 +93,11 @@ class Gateway:
             self.doubts.doubt, (chains or Chains()).chain,
         )  # fmt: skip
         self.fit: Callable[[], Awaitable[None]] | None = None  # may the index store be relied on?
-        self._means = Means(fleet, self.breakers, ledger, legs, self.aftermath, metrics, self.clock)
+        self.shared: SharedEvidence | None = None  # where other gateways' rooms can be asked for
+        self._means = Means(
+            fleet, self.breakers, ledger, Sending(legs, fleet, metrics, self.clock),
+            self.aftermath, metrics, self.clock,
+        )  # fmt: skip
 
     async def start(self) -> None:
         """Ready to serve."""
@@ -138,8 +144,8 @@ class Gateway:
     async def _tokens(self, ask: Ask, trail: Trail) -> Prompt:
         begun = self.clock.now()
         trail.begin(Stage.POLICY_INPUT)
-        model = facts.base_model(self.fleet, ask.model)
-        most, long = facts.most_tokens(self.fleet, model), len(ask.raw) > LONG_BYTES
+        model, most = self.fleet.asked_for(ask.model)
+        long = len(ask.raw) > LONG_BYTES
         chars = most * facts.CHARS_PER_TOKEN
         prompt = await self._prompts.tokenise(ask.path, ask.body, model, chars, long)
         facts.check_length(ask, prompt, most)  # before anybody hashes it
@@ -189,7 +195,7 @@ class Gateway:
         if before is None:
             self.metrics.prompt_tokens.labels(choice.holder.model).inc(choice.prompt_tokens)
         if choice.prefill is None:
-            self.metrics.undisaggregated.labels("unified worker").inc()
+            self.metrics.undisaggregated.labels(choice.alone or "unified worker").inc()
         return choice
 
     def _again(

@@ -49,6 +49,10 @@ class RouterMetrics:
         self.evidence_dropped = counter(
             "evidence_dropped_total", "Attempts whose stages were not collected: too many at once."
         )
+        self.evidence_unshared = counter(
+            "evidence_unshared_total",
+            "Attempts others are not told of: too many at once, too long, or the store is away.",
+        )
         self.undisaggregated = counter(
             "not_disaggregated_total", "Requests served without a transfer, by why.", "reason"
         )

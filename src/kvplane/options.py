@@ -125,6 +125,12 @@ BOOTSTRAP_KEYS = (
 URL = Key("url", http_url, "http://127.0.0.1:8000", "a gateway or an index service")
 MODEL = Key("model", text, "", "model name; needed where not exactly one is served")
 AFTER = Key("after", text, "", "cursor to go on from; none = from now on")
+EVIDENCE = Key(
+    "evidence_secs",
+    whole(0, 10**7),
+    0,
+    "with --redis: how long any gateway can tell of a room; 0 = only the one that had it",
+)
 DOCTOR_KEYS = (
     Key("url", http_url, None, "a gateway; without it and without workers http://127.0.0.1:8000"),
     Key("admin_key", text, "", "the gateway's admin key, where it has one"),
@@ -141,7 +147,8 @@ COMMANDS: dict[str, Command] = {
     "ingest": Command("Engines' events into the shared index.", INGEST_KEYS),
     "index": Command("Query and change API over the shared index.", INDEX_KEYS),
     "router": Command(
-        "The gateway; with --redis any number of them.", (REDIS, PREFIX, SHARDS, *ROUTER_KEYS)
+        "The gateway; with --redis any number of them.",
+        (REDIS, PREFIX, SHARDS, EVIDENCE, *ROUTER_KEYS),
     ),
     "engine": Command("One tiny real engine on CPU.", ENGINE_KEYS),
     "rank": Command(

@@ -93,6 +93,7 @@ ROUTER_KEYS: tuple[Key, ...] = (
     *FAILING,
     *ADMITTING,
     Key("prometheus_port", port, None, "a second port for /metrics"),
+    Key("spans", switch, False, "each attempt as OpenTelemetry spans; needs kvplane[otel]"),
     READERS,
     TOKENIZER,
     RECALL,

@@ -20,7 +20,15 @@ from kvplane.bootstrap import BootstrapClient
 from kvplane.composite import Composite
 from kvplane.doors import Metrics, Server, Switchboard, new_registry
 from kvplane.events import EventsMetrics, Subscriptions, routes
-from kvplane.index import Chains, Follower, IndexMetrics, Store, StoreDown, View, index_app
+from kvplane.index import (
+    Chains,
+    Follower,
+    IndexMetrics,
+    Store,
+    StoreDown,
+    View,
+    index_app,
+)
 from kvplane.parts import (
     Hall,
     broadcast_of,
@@ -54,6 +62,7 @@ from kvplane.router import (
 )
 from kvplane.runtime import SystemClock
 from kvplane.settings import Settings
+from kvplane.showing import show
 from kvplane.vocabulary import WorkerUp
 from kvplane.workers import worker_from_table
 
@@ -85,6 +94,7 @@ class GatewayPlane(Composite):
         chains = _remembered(self._told, prompts, metrics)
         gateway = await self._gateway(settings, view, prompts, follower, chains)
         gateway.fit = store.fit
+        await show(gateway, self._told, self._clock, self)
         desk = await self._engines(gateway, prompts, store)
         index = index_app(
             view,

@@ -36,6 +36,9 @@ def run(told: Settings) -> int:
     if told.command in NEEDS_REDIS and told["redis"] is None:
         _complain(f"redis is missing: kvplane {told.command} needs --redis redis://host:6379/0")
         return 2
+    if told.values.get("evidence_secs") and told["redis"] is None:
+        _complain("evidence_secs: evidence is shared through Redis; add --redis redis://host:6379/0")
+        return 2
     folder = told.values.get("tokenizer") or BUILTIN
     if folder != BUILTIN and not (Path(folder) / "tokenizer.json").is_file():
         want = f"no tokenizer.json there; name a folder that has one, or {BUILTIN!r}"
@@ -91,12 +94,13 @@ def _sentence(told: Settings, error: BaseException) -> str | None:
     from kvplane.children import ChildFailed
     from kvplane.demo import DemoFailed
     from kvplane.index import IndexFault
+    from kvplane.router import NoSpans
 
     if isinstance(error, aiohttp.ClientError | TimeoutError):
         return terminal.unreachable(told.values.get("url", "a worker"), error)
     if isinstance(error, terminal.NotKvplane):
         return f"{told['url']}: {error}"
-    if isinstance(error, OSError | ChildFailed | DemoFailed | IndexFault):
+    if isinstance(error, OSError | ChildFailed | DemoFailed | IndexFault | NoSpans):
         return str(error)
     return None
 

@@ -158,7 +158,7 @@ async def test_liveness_and_readiness() -> None:
         assert await house.get("/readiness") == (200, ready)
         house.fleet.drain(Pod("d1"))
         status, found = await house.get("/readiness")
-        assert (status, found["reason"]) == (503, "no healthy decode")
+        assert (status, found["reason"]) == (503, "no healthy decode: d1 draining")
 
 
 async def test_models_keep_what_their_engine_says() -> None:
