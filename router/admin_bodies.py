@@ -145,7 +145,15 @@ def serving(up: WorkerUp, id: str, noted: Noted, targets: Iterable[Target]) -> d
         "load": sum(target.inflight_requests for target in ranks),
         "inflight_tokens": sum(target.inflight_tokens for target in ranks),
         "draining": first.draining,
+        "status": _status(first, sum(target.inflight_requests for target in ranks)),
     }
+
+
+def _status(first: Target, load: int) -> str:
+    """In a word: drained says that it may be taken away now."""
+    if first.draining:
+        return "draining" if load else "drained"
+    return "serving" if first.usable else "not serving"
 
 
 def expected(one: Waited, id: str, noted: Noted, wall: float) -> dict[str, Any]:

@@ -43,6 +43,7 @@ class Fleet:
         self._pods: dict[Pod, tuple[Target, ...]] = {}  # never empty
         self._chosen: dict[tuple[Role, str], tuple[Target, ...]] = {}  # selectable(), remembered
         self._sides: dict[str, Sides] = {}  # sides(), remembered
+        self._asked: dict[str, tuple[str, int]] = {}  # asked_for(), remembered
         self._turn = 0  # requests booked so far
         self.ramping_until = 0.0  # after this nobody is new any more
         self.waiting: Callable[[], Iterable[Waited]] = tuple  # discovery's, where there is one
@@ -59,7 +60,7 @@ class Fleet:
                 target.up = worker
                 target.__post_init__()
         else:
-            pulse = Pulse(since=now)
+            pulse = Pulse(draining=worker.draining, since=now)
             ranks = range(max(1, worker.dp_size))
             fresh = tuple(Target(Worker(worker.pod, rank), worker, pulse) for rank in ranks)
             self._pods = dict(sorted({**self._pods, worker.pod: fresh}.items()))
@@ -86,6 +87,11 @@ class Fleet:
             self._ramp(targets, now)
         self._changed()
         return True
+
+    def healthy(self, pod: Pod) -> bool:
+        """May it be asked, as far as health goes? False where it is gone."""
+        targets = self._pods.get(pod)
+        return targets is not None and targets[0].pulse.healthy
 
     def answered(self, target: Target, now: float) -> None:
         """An answer began there: traffic says that it works, whatever a probe said before."""
@@ -142,6 +148,19 @@ class Fleet:
         """One target, or None where it is gone."""
         targets = self._pods.get(worker.pod, ())
         return targets[worker.dp_rank] if worker.dp_rank < len(targets) else None
+
+    def asked_for(self, name: str) -> tuple[str, int]:
+        """The model behind a name that is asked for (an adapter's base; the name itself where
+        nobody has it), and the longest context of any worker of it; 0 where one does not say."""
+        found = self._asked.get(name)
+        if found is None:
+            ups = self.pods()
+            base = next((up.model for up in ups if name in (up.model, *up.adapters)), name)
+            limits = [up.max_tokens or 0 for up in ups if not base or up.model in ("", base)]
+            found = base, max(limits) if limits and all(limits) else 0
+            if len(self._asked) < 1024:
+                self._asked[name] = found
+        return found
 
     def models(self) -> tuple[str, ...]:
         """Names that can be asked for, adapters included."""
@@ -224,6 +243,7 @@ class Fleet:
         """Who can be selected is looked up again."""
         self._chosen.clear()
         self._sides.clear()
+        self._asked.clear()
 
     def _wanted(self, role: Role, model: str) -> tuple[Target, ...]:
         return tuple(t for t in self.targets(role) if not model or t.serves(model))

@@ -38,7 +38,7 @@ from .fleet import Fleet
 from .journey import Journey, Means
 from .legs import Legs
 from .legs_wire import Origin
-from .meeting import Trail
+from .meeting import Meeting, Trail
 from .metrics import RouterMetrics
 from .prompts import Prompt, Prompts
 from .request import LONG_BYTES, Ask
@@ -85,6 +85,7 @@ class Gateway:
         away_s = follower.down_s if follower is not None else lambda: 0.0
         drift, booked = self.settings.drift, self._book_compared
         self.loop = ClosedLoop(view, fleet, self.clock, drift, booked, away_s, self._blind)
+        ledger.on_close.append(self._book_own)
         metrics.watch_drift(self.loop.errors, self.loop.verdict)
         metrics.watch_open(self._open())
         self.doubts = Doubts(view, fleet, self.loop, self._blind)
@@ -250,6 +251,11 @@ class Gateway:
 
     def _book_stage(self, record: StageRecord) -> None:
         self.metrics.stage_s.labels(record.stage, record.outcome).observe(record.duration_s)
+
+    def _book_own(self, meeting: Meeting) -> None:
+        stages = self.metrics.stage_s
+        for stage, outcome, took_s in meeting.walked():
+            stages.labels(stage, outcome).observe(took_s)
 
     def forget(self, pod: Pod) -> None:
         """A pod left, or began a new life: nothing is held against it, nor kept open to it."""

@@ -96,6 +96,13 @@ class Meeting:
         """From its begin; None while it is open."""
         return _after(self.begun, self.ended)
 
+    def walked(self) -> Iterator[tuple[Stage, str, float]]:
+        """The gateway's own stages of an attempt that is over: outcome and seconds of each."""
+        until, outcome = self.ended or self.begun, ENDS.get(self.outcome, "failed")
+        for stage, begun in reversed(self.trail):
+            yield stage, outcome, until - begun
+            until, outcome = begun, "ok"
+
     def shown(self, room: Room | None = None, now: float = 0.0) -> dict[str, Any]:
         """As JSON; of one room, or of the attempt as a whole. Rooms are text: 64-bit numbers
         break JavaScript."""
@@ -129,7 +136,9 @@ class Meeting:
         if not self.trail:
             return None
         stage, begun = self.trail[-1]
-        told = max(self.stages.get(room, ()) if room is not None else (), key=_order, default=None)
+        rooms = self.stages if room is None else (room,)
+        records = (record for one in rooms for record in self.stages.get(one, ()))
+        told = max(records, key=_order, default=None)
         sides = (("decode", self.decode), ("prefill", self.prefill))
         peers = {name: side["worker"] for name, side in sides if side is not None}
         return {

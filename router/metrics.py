@@ -25,6 +25,7 @@ from .verdicts import Verdict
 
 Errors = Callable[[], Mapping[Worker, tuple[float, float]]]
 FAST_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 10)
+STAGE_S = (0.0001, 0.0005, 0.0025, 0.01, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300)
 SLOW_S = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 300, 1800)
 
 
@@ -92,7 +93,7 @@ class RouterMetrics:
         self.choose_s = timer("choose_seconds", "Tokens in to a pair chosen.", FAST_S)
         self.tokenise_s = timer("tokenise_seconds", "A body to its token ids.", FAST_S)
         self.stage_s = timer(
-            "stage_seconds", "Stages of rooms, as their doers say.", SLOW_S, "stage", "outcome"
+            "stage_seconds", "Stages of attempts, as their doers say.", STAGE_S, "stage", "outcome"
         )
 
     def _counter(self, name: str, text: str, *labels: str) -> Counts:

@@ -22,8 +22,10 @@ MOST_WAITING = 10_000  # attempts; of more no spans are made, and that is counte
 NANO = 1_000_000_000
 
 
-class NoSpans(Exception):
+class NoSpans(ImportError):
     """The otel extra is not installed."""
+
+    extra = "otel"
 
     def __str__(self) -> str:
         return "--spans needs opentelemetry: pip install 'kvplane[otel]'"

@@ -20,15 +20,7 @@ from kvplane.bootstrap import BootstrapClient
 from kvplane.composite import Composite
 from kvplane.doors import Metrics, Server, Switchboard, new_registry
 from kvplane.events import EventsMetrics, Subscriptions, routes
-from kvplane.index import (
-    Chains,
-    Follower,
-    IndexMetrics,
-    Store,
-    StoreDown,
-    View,
-    index_app,
-)
+from kvplane.index import Chains, Follower, IndexMetrics, Store, StoreDown, View, index_app
 from kvplane.parts import (
     Hall,
     broadcast_of,

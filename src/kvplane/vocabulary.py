@@ -58,8 +58,7 @@ class Knowledge(StrEnum):
 class Stage(StrEnum):
     """The steps of one attempt, in order. Recorded by whoever did them, never inferred.
 
-    The gateway's own follow one another without a gap; those of the two engines, from register to
-    consume, lie within first-byte.
+    The gateway's own leave no gap; the engines', register to consume, lie within first-byte.
     """
 
     POOL = "worker-pool"  # is there anybody of this role and model?
@@ -288,6 +287,7 @@ class WorkerUp:
     event_form: str = ""  # dialect of its events; "" = that of `engine`
     adapters: tuple[str, ...] = ()  # further model names it answers to
     topic: str = ""  # prefix of its event messages; "" = as the settings say
+    draining: bool = False  # named so: it takes no requests until somebody takes it in
     asleep: bool = False  # it dropped its cache to sleep; its events say so only when it wakes
     shape: Shape = Shape()
     handoff: str = ""  # how a transfer begins, a row of router's HANDOFFS; "" = as `engine` does

@@ -94,13 +94,13 @@ def _sentence(told: Settings, error: BaseException) -> str | None:
     from kvplane.children import ChildFailed
     from kvplane.demo import DemoFailed
     from kvplane.index import IndexFault
-    from kvplane.router import NoSpans
 
     if isinstance(error, aiohttp.ClientError | TimeoutError):
         return terminal.unreachable(told.values.get("url", "a worker"), error)
     if isinstance(error, terminal.NotKvplane):
         return f"{told['url']}: {error}"
-    if isinstance(error, OSError | ChildFailed | DemoFailed | IndexFault | NoSpans):
+    extra = isinstance(error, ImportError) and getattr(error, "extra", None)  # not installed
+    if extra or isinstance(error, OSError | ChildFailed | DemoFailed | IndexFault):
         return str(error)
     return None
 

@@ -20,7 +20,7 @@ FIELDS = frozenset(
     {
         "url", "role", "engine", "bootstrap_port", "events", "replay", "model", "block_size",
         "tokenizer", "name", "dp_size", "bootstrap_host", "topic", "event_form",
-        "handoff",
+        "handoff", "draining",
     }
 )  # fmt: skip
 
@@ -86,6 +86,7 @@ def worker_from_table(table: Mapping[str, Any]) -> WorkerUp:
         topic=_text("topic", table.get("topic", "")),
         event_form=_form(table.get("event_form", "")),
         handoff=_handoff(table.get("handoff", "")),
+        draining=_switch("draining", table.get("draining", False)),
     )
 
 
@@ -138,6 +139,12 @@ def _bootstrap(table: Mapping[str, Any]) -> tuple[str | None, int | None]:
 def _text(name: str, value: object) -> str:
     if not isinstance(value, str):
         raise WorkerFault(f"{name} {value!r}: must be text")
+    return value
+
+
+def _switch(name: str, value: object) -> bool:
+    if not isinstance(value, bool):
+        raise WorkerFault(f"{name} {value!r}: must be true or false")
     return value
 
 
