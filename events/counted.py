@@ -7,8 +7,7 @@ store is a copy, a report or a block of the wrong size.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache, partial
+from functools import lru_cache
 from itertools import repeat
 
 from kvplane.index import Row, Value, extend, seed
@@ -23,7 +22,6 @@ from .memo import Memo
 from .translated import AT, Limits, Translation
 from .waiting import Waiting
 
-_ROW: Callable[[tuple[object, ...]], Row] = partial(tuple.__new__, Row)  # in 60 % of the time
 COUNTED = FULL_ATTENTION | {""}  # kinds of attention whose blocks 0..n-1 are all needed
 
 
@@ -115,8 +113,7 @@ class Counted:
         made: dict[bytes, Value] = {}
         if self._table.keys().isdisjoint(event.hashes):
             one, age = ONE[AT[event.tier]], copies.held.now
-            rest = (repeat(one), repeat(size), repeat(age))
-            rows = map(_ROW, zip(blocks, (parent, *blocks), *rest, strict=False))
+            rows = map(Row, blocks, (parent, *blocks), repeat(one), repeat(size), repeat(age))
             made = dict(zip(event.hashes, rows, strict=False))
         if len(made) == len(blocks):  # nothing is known, nothing is named twice
             self._table.update(made)

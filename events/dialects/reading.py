@@ -150,11 +150,13 @@ def _why(raw: msgspec.Raw, error: BaseException) -> Dropped:
     return Dropped("unknown", f"kind {str(tag)[:60]!r}")
 
 
-def read_tokens(raw: msgspec.Raw) -> tuple[array[int], bool]:
+def read_tokens(raw: msgspec.Raw | list[int] | None) -> tuple[array[int], bool]:
     """Token ids as 32-bit numbers, and whether they came as pairs (the first of each is kept).
 
     Nil is no tokens. Raises one of `Bad` where an id is no unsigned 32-bit number.
     """
+    if raw is None or isinstance(raw, list):  # read already
+        return array("I", raw or ()), False
     if len(raw) > 5 * _TOO_MANY:
         raise ValueError(f"token_ids of {len(raw)} bytes: too many")
     if len(raw) == 1 and bytes(raw) == _NIL:

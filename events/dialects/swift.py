@@ -14,6 +14,7 @@ import msgspec
 
 _MOST = 1 << 20  # bytes; a longer batch that does not fit would be read several times
 REMOVED = "BlockRemoved"  # the tag of what wire.py has; engines tell one hash in each
+TOKENS = "token_ids"  # left as they are by wire.py, since some engines tell pairs
 _Kinds = TypeVar("_Kinds")
 
 
@@ -86,9 +87,12 @@ def _union(kinds: tuple[type, ...]) -> Any:
 
 def _strict(kind: type[msgspec.Struct]) -> type[msgspec.Struct]:
     config = kind.__struct_config__
+    told: list[Any] = []
+    if TOKENS in kind.__struct_fields__:  # where they are what nearly all are, read at once
+        told = [(TOKENS, list[int] | None, msgspec.field(default_factory=list))]
     return msgspec.defstruct(
         kind.__name__,
-        [],
+        told,
         bases=(kind,),
         tag=config.tag,
         tag_field=config.tag_field,

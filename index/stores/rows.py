@@ -21,7 +21,9 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
+
+import msgspec
 
 from kvplane.vocabulary import BlockHash, Group, GroupKind
 
@@ -34,8 +36,11 @@ MOST_COPIES = 0xFFFF
 AGES, AGE_BITS, KIND = 4, 6, 0x3F  # the first byte of a row is age << AGE_BITS | kind
 
 
-class Row(NamedTuple):  # made once per block stored: a frozen dataclass costs three times as much
-    """What one worker's table says of one engine key: our block, and copies held per tier."""
+class Row(msgspec.Struct, frozen=True, gc=False):
+    """What one worker's table says of one engine key: our block, and copies held per tier.
+
+    There are millions, made once per block stored: no look for garbage has to go through them.
+    """
 
     block: BlockHash
     parent: BlockHash | None
@@ -45,8 +50,8 @@ class Row(NamedTuple):  # made once per block stored: a frozen dataclass costs t
 
     def encode(self) -> bytes:
         """20 bytes where it lies only on the GPU, else 29; copies beyond 65535 are kept as that."""
-        block, parent, copies, size, age = self
-        has = age << AGE_BITS
+        block, parent, copies, size = self.block, self.parent, self.copies, self.block_size
+        has = self.age << AGE_BITS
         if parent is not None:
             has |= HAS_PARENT
         gpu, cpu, disk, remote = copies

@@ -223,7 +223,7 @@ def test_more_copies_than_a_row_can_say_are_as_many_as_it_can() -> None:
     ingest, again = Ingest(forgets=True), stored([2], TOKENS[4:8], parent=1)
     ingest.hear(stored([1, 2], TOKENS[:8]))
     (key,) = keys_of(2)
-    ingest.table[key] = ingest.rows()[key]._replace(copies=(MOST, 0, 0, 0))
+    ingest.table[key] = msgspec.structs.replace(ingest.rows()[key], copies=(MOST, 0, 0, 0))
     ingest.hear(again)
     assert ingest.copies(2) == (MOST, 0, 0, 0)
     ingest = Ingest(forgets=True)
