@@ -83,9 +83,10 @@ class Merge:
             return event
         try:
             index = msgspec.json.decode(data, type=_Indexed).index
-            return head + b"data: " + self._merged(data, index)
+            merged = self._merged(data, index)
         except _BROKEN:
             return event
+        return event if merged is data else head + b"data: " + merged
 
     def _merged(self, raw: bytes, index: int) -> bytes:
         table = _AS_TABLE.decode(raw)

@@ -135,9 +135,11 @@ async def test_a_prefill_that_gives_nothing_to_fetch_is_counted_said_and_served(
     why = "prefill gave no transfer parameters"
     async with pair(connected=False) as (house, _, decode):
         for _ in range(ALARM):
-            status, _, _ = await house.post("/v1/completions", PROMPT)
+            status, _, headers = await house.post("/v1/completions", PROMPT)
             assert status == 200
         await until(lambda: house.count("not_disaggregated_total", reason=why) == ALARM)
+        _, found = await house.get(f"/requests/{headers['x-request-id']}")
+        assert found["attempts"][0]["why"]["without_transfer"] == why
         assert house.count("not_disaggregated_in_a_row", prefill="p1", decode="d1") == ALARM
         assert "kv_transfer_params" not in decode.bodies[0]
 
