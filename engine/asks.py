@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from kvplane.vocabulary import Room
 
+from .logprobs import Wanted
+
 
 @dataclass(frozen=True, slots=True)
 class Ask:
@@ -28,6 +30,7 @@ class Ask:
     dp_rank: int | None = None  # ours
     prefill_dp_rank: int | None = None
     salt: str = ""
+    wanted: Wanted | None = None  # log-probabilities
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from kvplane.vocabulary import MAX_ROOM, Room
 from .asks import Ask, Call
 from .errors import BadRequest, UnknownModel
 from .fields import Fields
+from .logprobs import wanted
 from .settings import EngineSettings
 
 MOST_RID = 200  # characters
@@ -55,7 +56,7 @@ class Reader:
         if count > self._settings.most_samples:
             most = self._settings.most_samples
             raise BadRequest("n", f"{len(prompts)} prompts x n {samples}: must be {most} or fewer")
-        rid = _rid(rid or fields.text("rid") or uuid.uuid4().hex)
+        rid = _rid(fields.text("rid") or rid or uuid.uuid4().hex)  # as SGLang: the body names it
         triples = _triples(fields, count, len(prompts))
         asks = tuple(
             self._ask(route, fields, sampling, (index, *divmod(index, samples)), ids, triple)
@@ -106,6 +107,7 @@ class Reader:
             dp_rank=rank if rank is not None else fields.whole("data_parallel_rank", None, 0),
             prefill_dp_rank=fields.whole("disagg_prefill_dp_rank", None, 0),
             salt=fields.text("cache_salt") or "",
+            wanted=wanted(route, fields, len(ids)),
         )
 
     def _sampling(self, route: str, fields: Fields) -> Fields:

@@ -50,7 +50,7 @@ class Decode:
         lease = await unit.lease(ask.ids, ask.max_new, ask.salt, held)
         try:
             metadata = await self._pull(unit, lease, ask, triple)
-            context = await self._consume(unit, lease, ask.room, metadata)
+            context = await self._consume(unit, lease, ask.room, metadata, ask.wanted is not None)
             first, cached = metadata.first_token, metadata.cached_tokens
             await self._sequences.answer(unit, lease, context, first, ask, emit, cached)
         finally:
@@ -85,8 +85,11 @@ class Decode:
         self._metrics.tokens.labels("fetched").inc(len(ask.ids) - lease.cached_tokens)
         return metadata
 
-    async def _consume(self, unit: Unit, lease: Lease, room: Room, metadata: Metadata) -> Context:
-        """Take verified pages into our own cache and read them."""
+    async def _consume(
+        self, unit: Unit, lease: Lease, room: Room, metadata: Metadata, told: bool
+    ) -> Context:
+        """Take verified pages into our own cache and read them; `told`: how likely each token is
+        will be asked."""
         began = self._clock.now()
         failed: str | None = "cancelled"
         try:
@@ -95,7 +98,10 @@ class Decode:
                 raise ValueError(f"first token {metadata.first_token} is none of this model")
             tokens = len(lease.tokens)
             unit.computed(lease, tokens)
-            context = await unit.open(lease, tokens)
+            again = 1 if told else 0
+            context = await unit.open(lease, tokens - again)
+            if again:  # its state did not come with the pages; its KV is the same, bit by bit
+                await unit.compute.run(unit.model.feed, context, tuple(lease.tokens)[-again:])
             failed = None
             return context
         except ConnectionResetError as error:

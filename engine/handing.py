@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterator, Sequence
 from kvplane.transfer import Metadata
 from kvplane.vocabulary import Room
 
+from .asks import Ask
+from .logprobs import Likely
 from .sequence import Sequences, pages_of_prompt
 from .team import Gives
 from .unit import Unit
@@ -59,6 +61,10 @@ class Handing:
             return token, told
         finally:
             unit.give_back(lease)  # deliver is over: nobody reads the pages any more
+
+    async def inputs(self, unit: Unit, ask: Ask) -> tuple[Likely, ...]:
+        """How likely the prompt's tokens were, where that is wanted; only a prefill tells it."""
+        return await self._sequences.inputs(unit, ask)
 
 
 @contextlib.contextmanager

@@ -33,6 +33,8 @@ GAIN = 100_000.0  # measured: notices even the lowest bit of one value; 10 000 m
 REVISION = 2  # of the arithmetic; peers that compute differently must not pair
 END = 262  # <|end|>: the only special token an answer may hold
 ANSWER_IDS = np.array([*range(32, 127), END])  # printable, so that people can read a demo
+SHARP = 8.0  # of the probabilities that are told
+NEVER = 3.0  # so much less than its score weighs a token that no answer holds
 ROPE_BASE = 10_000.0
 
 
@@ -97,7 +99,10 @@ class Model:
             )
             for _ in range(s.layers)
         ]
-        self._read_out = np.ascontiguousarray(weights(s.width, s.vocab)[:, ANSWER_IDS])
+        read_out = weights(s.width, s.vocab)
+        self._read_out = np.ascontiguousarray(read_out[:, ANSWER_IDS])
+        self._rest_ids = np.setdiff1d(np.arange(s.vocab), ANSWER_IDS)
+        self._read_rest = np.ascontiguousarray(read_out[:, self._rest_ids])
         self._cos, self._sin = _rope_table(positions + PAGE_TOKENS, s.head_dim)
         # row r of a tile sees keys 0..r of that tile; once per query head that shares a KV head
         after = np.triu(np.full((PAGE_TOKENS, PAGE_TOKENS), -np.inf, np.float32), 1)
@@ -143,8 +148,21 @@ class Model:
 
     def answer(self, ctx: Context) -> int:
         """The token that follows the last one fed."""
-        logits = (_normed(ctx.last[None, :]) @ self._read_out)[0].astype(np.float64)
-        return int(ANSWER_IDS[np.argmax(np.sin(GAIN * logits))])
+        return int(ANSWER_IDS[np.argmax(self._scores(ctx, self._read_out))])
+
+    def weigh(self, ctx: Context) -> npt.NDArray[np.float64]:
+        """Log-probability of every token behind what was fed, by id; the answer's is highest."""
+        found = np.empty(self.size.vocab)
+        found[ANSWER_IDS] = self._scores(ctx, self._read_out)
+        found[self._rest_ids] = self._scores(ctx, self._read_rest) - NEVER
+        found = SHARP * (found - found.max())
+        found -= np.log(np.exp(found).sum())
+        return found
+
+    def _scores(self, ctx: Context, read_out: F32) -> npt.NDArray[np.float64]:
+        logits = (_normed(ctx.last[None, :]) @ read_out)[0].astype(np.float64)
+        scores: npt.NDArray[np.float64] = np.sin(GAIN * logits)
+        return scores
 
     def _tile(self, ctx: Context, ids: Sequence[int], row: int) -> None:
         start = ctx.length - row

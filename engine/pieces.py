@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from .logprobs import Likely
 from .model import END
 
 
@@ -25,6 +26,8 @@ class Piece:
     finish: str | None = None  # stop | length | abort
     matched: int | str | None = None  # what stopped it
     cached_tokens: int = 0  # of the prompt
+    likely: Likely | None = None  # where log-probabilities are wanted
+    inputs: tuple[Likely, ...] = ()  # of the prompt; with the first piece
 
 
 class Written:

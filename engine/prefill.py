@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
 
 from kvplane.runtime import Clock
@@ -65,7 +66,8 @@ class Prefill:
             team.fail(room, str(error) or type(error).__name__)
             raise
         written = Written(self._decode, (), 1, ask.ignore_eos)
-        emit(written.add(ask.index, token, cached))
+        inputs = await self._handing.inputs(unit, ask)
+        emit(replace(written.add(ask.index, token, cached), inputs=inputs))
 
     async def _register(self, unit: Unit, room: Room) -> None:
         """No decode can find us unless this rank is registered: say so instead of waiting."""

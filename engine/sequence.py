@@ -10,13 +10,15 @@ unit.py keeps the pages. Open it to change how a sequence takes turns with other
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from kvplane.tokens import Tokenizer
 
 from .asks import Ask
 from .cache import Lease
+from .logprobs import Likely, likely
 from .metrics import EngineMetrics
-from .model import Context
+from .model import PAGE_TOKENS, Context
 from .pieces import Piece, Written
 from .unit import Unit
 
@@ -35,7 +37,8 @@ class Sequences:
         try:
             context = await self.fill(unit, lease)
             first = await unit.compute.run(unit.model.answer, context)
-            await self.answer(unit, lease, context, first, ask, emit, lease.cached_tokens)
+            cached, inputs = lease.cached_tokens, await self.inputs(unit, ask)
+            await self.answer(unit, lease, context, first, ask, emit, cached, inputs)
         finally:
             unit.give_back(lease)
 
@@ -59,6 +62,7 @@ class Sequences:
         ask: Ask,
         emit: Emit,
         cached_tokens: int,
+        inputs: tuple[Likely, ...] = (),
     ) -> None:
         """Emit `first` and what follows it. The last token's KV is never needed."""
         written = Written(self._tokenizer.decode, ask.stops, ask.max_new, ask.ignore_eos)
@@ -70,6 +74,9 @@ class Sequences:
         token = first
         while True:
             piece = written.add(ask.index, token, cached_tokens)
+            if ask.wanted is not None:
+                told = await unit.compute.run(self._likely, unit, context, token, ask.wanted.tops)
+                piece, inputs = replace(piece, likely=told, inputs=inputs), ()
             emit(piece)
             self._metrics.tokens.labels("answer").inc()
             if piece.finish is not None:
@@ -77,6 +84,31 @@ class Sequences:
             lease.tokens.append(token)
             token = await unit.compute.run(step, token)
             unit.computed(lease, context.length)
+
+    async def inputs(self, unit: Unit, ask: Ask) -> tuple[Likely, ...]:
+        """How likely the prompt's own tokens were, where that is wanted. Computed aside, in memory
+        of its own: of tokens in the cache only the KV is left."""
+        if ask.wanted is None or ask.wanted.start is None:
+            return ()
+        pages = range(unit.cache.pages_for(len(ask.ids)))
+        context = unit.model.open(unit.model.pool(len(pages)), pages)
+        found: list[Likely] = []
+        for at in range(0, len(ask.ids), PAGE_TOKENS):
+            some = ask.ids[at : at + PAGE_TOKENS]
+            found += await unit.compute.run(self._read, unit, context, some, ask.wanted.tops)
+        return tuple(found[ask.wanted.start :])
+
+    def _read(self, unit: Unit, context: Context, ids: Sequence[int], tops: int) -> list[Likely]:
+        found = []
+        for token in ids:
+            found.append(self._likely(unit, context, token, tops))
+            unit.model.feed(context, (token,))
+        return found
+
+    def _likely(self, unit: Unit, context: Context, token: int, tops: int) -> Likely:
+        """Of a token behind what was fed."""
+        weights = unit.model.weigh(context) if context.length else None
+        return likely(weights, token, tops, self._tokenizer.decode)
 
 
 def pages_of_prompt(unit: Unit, lease: Lease, ids: Sequence[int]) -> list[int]:

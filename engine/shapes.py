@@ -11,6 +11,7 @@ from typing import Any
 
 from .asks import Call
 from .errors import EngineError, NotReady, RoomFailed
+from .logprobs import Likely, for_chat, for_completions, for_generate
 from .pieces import Piece
 
 DONE = b"data: [DONE]\n\n"
@@ -24,6 +25,9 @@ class _Sample:
     finish: str | None = None
     matched: int | str | None = None
     cached_tokens: int = 0
+    inputs: tuple[Likely, ...] = ()
+    likely: list[Likely] = field(default_factory=list)
+    told: int = 0  # of them were sent in chunks
 
 
 class Shape:
@@ -42,6 +46,9 @@ class Shape:
             sample.ids.append(piece.token)
         sample.finish, sample.matched = piece.finish, piece.matched
         sample.cached_tokens = max(sample.cached_tokens, piece.cached_tokens)
+        sample.inputs = piece.inputs or sample.inputs
+        if piece.likely is not None:
+            sample.likely.append(piece.likely)
 
     def whole(self) -> Any:
         """The answer when every sample ended."""
@@ -58,18 +65,20 @@ class Shape:
             numbered = {"index": at} if self._call.batched else {}
             return [self._generated(at) | numbered]
         if self._call.route == "completions":
-            return [self._chunk({**_choice_of(at, piece), "text": piece.text})]
-        deltas: list[tuple[dict[str, str], str | None]] = []
+            told = self._untold(at)
+            choice = {"index": at, "logprobs": told, "finish_reason": piece.finish}
+            return [self._chunk({**choice, "text": piece.text})]
+        deltas: list[tuple[dict[str, str], dict[str, Any] | None, str | None]] = []
         if at not in self._begun:
             self._begun.add(at)
-            deltas.append(({"role": "assistant", "content": ""}, None))
+            deltas.append(({"role": "assistant", "content": ""}, None, None))
         if piece.text:
-            deltas.append(({"content": piece.text}, None))
+            deltas.append(({"content": piece.text}, self._untold(at), None))
         if piece.finish:
-            deltas.append(({}, piece.finish))
+            deltas.append(({}, None if piece.text else self._untold(at), piece.finish))
         return [
-            self._chunk({"index": at, "delta": delta, "logprobs": None, "finish_reason": finish})
-            for delta, finish in deltas
+            self._chunk({"index": at, "delta": delta, "logprobs": told, "finish_reason": finish})
+            for delta, told, finish in deltas
         ]
 
     def tail(self) -> list[Any]:
@@ -93,7 +102,7 @@ class Shape:
 
     def _choice(self, at: int) -> dict[str, Any]:
         sample = self._samples[at]
-        shared = {"index": at, "logprobs": None, "finish_reason": sample.finish}
+        shared = {"index": at, "logprobs": self._untold(at), "finish_reason": sample.finish}
         if self._call.route == "completions":
             return {**shared, "text": sample.text, "matched_stop": sample.matched}
         message = {"role": "assistant", "content": sample.text}
@@ -111,8 +120,24 @@ class Shape:
                 "prompt_tokens": sample.prompt_tokens,
                 "completion_tokens": len(sample.ids),
                 "cached_tokens": sample.cached_tokens,
+                **self._generated_logprobs(at),
             },
         }
+
+    def _untold(self, at: int) -> dict[str, Any] | None:
+        """Log-probabilities of the tokens that were not told of yet, in the route's form."""
+        sample = self._samples[at]
+        if self._call.asks[at].wanted is None:
+            return None
+        begun, sample.told = sample.told, len(sample.likely)
+        if self._call.route == "chat":
+            return for_chat(sample.likely[begun:])
+        offset = sum(len(one.text) for one in sample.likely[:begun])
+        return for_completions(sample.likely[begun:], offset)
+
+    def _generated_logprobs(self, at: int) -> dict[str, Any]:
+        sample, wants = self._samples[at], self._call.asks[at].wanted
+        return {} if wants is None else for_generate(sample.inputs, sample.likely, wants)
 
     def _usage(self) -> dict[str, Any]:
         """A prompt counts once, however many samples were made of it (OpenAI counts so)."""
@@ -142,10 +167,6 @@ def error_body(error: EngineError) -> dict[str, Any]:
     if isinstance(error, NotReady) and error.stage is not None:
         facts["stage"] = error.stage.value
     return {"error": facts}
-
-
-def _choice_of(at: int, piece: Piece) -> dict[str, Any]:
-    return {"index": at, "logprobs": None, "finish_reason": piece.finish}
 
 
 def _reason(sample: _Sample) -> dict[str, Any] | None:
