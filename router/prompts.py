@@ -53,6 +53,14 @@ class Home:
     wrong: dict[Kind, set[str]] = field(default_factory=dict)  # kinds that pods tokenise otherwise
 
 
+class Lane:
+    """Threads for prompts of one size: a short one never waits behind long ones."""
+
+    def __init__(self, threads: int, waiting: int) -> None:
+        self.pool = ThreadPoolExecutor(threads, thread_name_prefix="prompts")
+        self.places = threading.BoundedSemaphore(waiting)
+
+
 class Prompts:
     """Tokenises bodies with each model's own tokenizer. A Part."""
 
@@ -63,20 +71,19 @@ class Prompts:
         self._default = default  # folder or "builtin" for models that name none
         self._homes: dict[str, Home] = {}  # by model
         self._loaded: dict[str, Tokenizer | None] = {}  # folder -> None where it is broken
-        self._pool: ThreadPoolExecutor | None = None
-        self._places = threading.BoundedSemaphore(self._settings.waiting)
+        self._lanes: tuple[Lane, ...] = ()  # short prompts, long ones
 
     async def start(self) -> None:
         """Begin to take work."""
-        self._pool = ThreadPoolExecutor(self._settings.threads, thread_name_prefix="prompts")
-        if self._default:
-            self._pool.submit(self._prepare, self._default)
+        settings = self._settings
+        self._lanes = Lane(1, settings.waiting), Lane(settings.threads, settings.waiting)
+        self._load(self._default)
 
     async def stop(self) -> None:
         """Let go of the threads; what waits is dropped."""
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-            self._pool = None
+        for lane in self._lanes:
+            lane.pool.shutdown(wait=False, cancel_futures=True)
+        self._lanes = ()
 
     # -- what is known of models
 
@@ -97,8 +104,7 @@ class Prompts:
         home.engines[pod], home.adapters[pod] = engine, tuple(adapters)
         if self._loaded.get(home.folder, ...) is None:
             del self._loaded[home.folder]
-        if home.folder and self._pool is not None:
-            self._pool.submit(self._prepare, home.folder)
+        self._load(home.folder)
         for name in [name for name, one in self._homes.items() if not one.engines]:
             if len(self._homes) > MOST_MODELS:
                 del self._homes[name]
@@ -177,11 +183,18 @@ class Prompts:
 
     def _begin(self, found: Plan, folder: str, engines: Collection[str]) -> Future[Result] | None:
         """Hand the work to a thread; None where too much waits already."""
-        if self._pool is None or not self._places.acquire(blocking=False):
+        if not self._lanes:
             return None
-        work = self._pool.submit(self._ids_of, found, folder, engines)
-        work.add_done_callback(lambda _: self._places.release())  # also when it was cancelled
+        lane = self._lanes[found.size > self._settings.short_chars]
+        if not lane.places.acquire(blocking=False):
+            return None
+        work = lane.pool.submit(self._ids_of, found, folder, engines)
+        work.add_done_callback(lambda _: lane.places.release())  # also when it was cancelled
         return work
+
+    def _load(self, folder: str) -> None:
+        if folder and self._lanes:
+            self._lanes[1].pool.submit(self._prepare, folder)
 
     # -- in a thread
 

@@ -52,7 +52,8 @@ class PromptSettings:
     """How much tokenising may cost."""
 
     threads: int = 2  # tokenizers run outside the interpreter lock, so two keep two cores busy
-    waiting: int = 256  # requests in tokenising at once; beyond, they go on without knowledge
+    short_chars: int = 16 * 1024  # up to this a thread of its own: 4 ms, and never behind long ones
+    waiting: int = 256  # of each kind in tokenising at once; more go on without knowledge
     deadline_s: float = 5.0  # a prompt that takes longer is routed by load
     recall_bytes: int = 256 * 2**20  # texts and ids of what was asked before; 0 = none
     most_chars: int = 8 * 1024 * 1024  # longest text tokenised: 2 million tokens and more

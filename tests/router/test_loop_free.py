@@ -17,13 +17,17 @@ import pytest
 from kit.gatehouse import Gatehouse, gatehouse
 from kit.peer import answer, replies
 
-from kvplane.router.settings import RetrySettings, RouterSettings
+from kvplane.router.settings import PromptSettings, RetrySettings, RouterSettings
 from kvplane.vocabulary import Epoch, Knowledge, Known, Pod, Worker
 
 TOKENS = 100_000
-CLIENTS = 20
-MOST_S = 0.05  # of one turn; 100 000 tokens take several times that
-SETTINGS = RouterSettings(tokenizer="builtin", retry=RetrySettings(retries=0))
+CLIENTS = 10
+MOST_S = 0.03  # of one turn, ten times what it takes; 100 000 tokens take 90 ms
+SETTINGS = RouterSettings(
+    tokenizer="builtin",
+    retry=RetrySettings(retries=0),
+    prompts=PromptSettings(deadline_s=120.0),  # a busy machine is no finding
+)
 ENGINE = replies(answer(b'{"usage":{"prompt_tokens":9}}'))
 
 

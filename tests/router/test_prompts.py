@@ -264,10 +264,11 @@ class Held:
         self.seams = Seams()
         self.go = threading.Event()
         self.threads: set[str] = set()
+        self.longest = 0  # texts up to this are done at once
 
     def encode_many(self, texts: list[str], special: bool) -> list[list[int]]:
         self.threads.add(threading.current_thread().name)
-        assert self.go.wait(10)
+        assert len(texts[0]) <= self.longest or self.go.wait(10)
         return [[1] for _ in texts]
 
 
@@ -302,6 +303,20 @@ async def test_beyond_its_places_a_request_goes_on_without_knowledge(
     await prompts.stop()
 
 
+async def test_a_short_prompt_never_waits_behind_long_ones(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    tokenizer, prompts = await held(monkeypatch, PromptSettings(threads=2, waiting=9))
+    tokenizer.longest = 100
+    long = [asyncio.create_task(prompts.tokenise(TEXT, {"prompt": "a" * 99_999})) for _ in range(9)]
+    await until(lambda: len(tokenizer.threads) == 2, timeout_s=5)
+    assert listed(await prompts.tokenise(TEXT, {"prompt": "a"})) == [[1]]
+    assert not any(one.done() for one in long)
+    tokenizer.go.set()
+    assert [listed(await one) for one in long] == [[[1]]] * 9
+    await prompts.stop()
+
+
 async def test_of_a_conversations_next_turn_only_the_end_is_tokenised(prompts: Prompts) -> None:
     turns = [{"role": "user", "content": "word " * 2000}]
     first = listed(await prompts.tokenise(CHAT, {"messages": turns}, "tiny"))
@@ -331,7 +346,7 @@ async def test_clients_that_leave_give_their_places_back(monkeypatch: pytest.Mon
         await asyncio.gather(*work, return_exceptions=True)
     tokenizer.go.set()
 
-    await until(lambda: prompts._places._value == 4, timeout_s=5)
+    await until(lambda: prompts._lanes[0].places._value == 4, timeout_s=5)
     assert listed(await prompts.tokenise(TEXT, {"prompt": "a"})) == [[1]]
     await prompts.stop()
 

@@ -3,6 +3,7 @@ and where their tokenizers part ways, everybody who asks is told."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -85,7 +86,7 @@ async def test_a_chat_is_as_deep_as_the_engine_finds_it_in_every_form(
         assert cached["predicted"] == cached["actual"]
         assert (cached["actual"] > 0) == (end > 2)
         held = len(BUILT.chat(TURNS[:end], tools or None)) // 16
-        await until(lambda held=held: has(home, TURNS[:end], tools, held))
+        await until(functools.partial(has, home, TURNS[:end], tools, held))
     forms = FORMS
     if tools:
         ids = BUILT.chat(TURNS, tools)
