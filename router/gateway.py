@@ -95,10 +95,8 @@ class Gateway:
         )  # fmt: skip
         self.fit: Callable[[], Awaitable[None]] | None = None  # may the index store be relied on?
         self.shared: SharedEvidence | None = None  # where other gateways' rooms can be asked for
-        self._means = Means(
-            fleet, self.breakers, ledger, Sending(legs, fleet, metrics, self.clock),
-            self.aftermath, metrics, self.clock,
-        )  # fmt: skip
+        sent = Sending(legs, fleet, metrics, self.clock)
+        self._means = Means(fleet, self.breakers, ledger, sent, self.aftermath, metrics, self.clock)
 
     async def start(self) -> None:
         """Ready to serve."""
