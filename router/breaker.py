@@ -1,23 +1,29 @@
 """Breaker: is this worker given requests, or left alone for a while?
 
-Pure: time is an argument. The gateway asks before it picks and reports after each leg, on the side
-that caused what happened. Open it to change when a circuit opens or who may probe it.
+Pure: time is an argument. availability.py asks before somebody is picked, journey.py reports each
+leg, on the side that caused what happened (blame.py). Open it to change when a circuit opens, how
+long it stays so, or who may probe it.
 
     CLOSED   --tripped-->     OPEN       requests flow; outcomes are counted in a sliding window
     OPEN     --pause over-->  PROBING    none flow
     PROBING  --enough-->      CLOSED     exactly one at a time does
     PROBING  --fault-->       OPEN       and the pause doubles
+
+Two signs make the pause a short one: a health check that says well, and that nobody else is left.
+It doubles with every probe that fails like the long one does, so that a worker whose health lies
+gets ever fewer requests.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 
 from kvplane.vocabulary import Pod, Worker
 
+from .pairs import Pairs
 from .settings import BreakerSettings
 
 
@@ -34,6 +40,7 @@ class Outcome(StrEnum):
 
     SUCCESS = "success"
     NEUTRAL = "neutral"  # the caller's mistake, an abort, backpressure: says nothing of health
+    PEER = "peer_fault"  # the other leg's worker failed: neutral, counted apart
     FAULT = "fault"
 
 
@@ -78,15 +85,22 @@ class Ticket:
     probe: bool
 
 
+Moved = Callable[["Breaker", float], None]
+
+
 class Breaker:
     """The circuit of one worker."""
 
-    def __init__(self, settings: BreakerSettings) -> None:
-        self._settings = settings
+    def __init__(
+        self, settings: BreakerSettings, on_move: Moved = lambda breaker, now: None
+    ) -> None:
+        self._settings, self._on_move = settings, on_move
         self._state = State.CLOSED
         self._life = 0  # counts moves and probes: only a ticket of now counts
         self._until = 0.0  # OPEN: end of the pause; PROBING: when a lost probe gives its place back
-        self._pause_s = settings.pause_s
+        self._opened = 0.0
+        self._pause_s = self._quick_s = 0.0
+        self._first_pauses()
         self._probing = False
         self._good = 0  # good probes in a row
         self._row = 0  # faults in a row
@@ -95,8 +109,13 @@ class Breaker:
     def state(self, now: float) -> State:
         """The state now; a pause that is over is noticed here."""
         if self._state is State.OPEN and now >= self._until:
-            self._move(Cause.PAUSE_OVER)
+            self._move(Cause.PAUSE_OVER, now)
         return self._state
+
+    @property
+    def closed(self) -> bool:
+        """Do requests flow? Needs no time: only a request or a probe closes a circuit."""
+        return self._state is State.CLOSED
 
     def admits(self, now: float) -> bool:
         """Would `admit` say yes?"""
@@ -121,14 +140,19 @@ class Breaker:
             return False
         if ticket.probe:
             return self._judge_probe(what, now)
-        if what is Outcome.NEUTRAL:
+        if what in (Outcome.NEUTRAL, Outcome.PEER):
             return False
         self._count(what, now)
-        if not self._tripped(now):
+        if what is not Outcome.FAULT or not self._tripped(now):
             return False
-        self._pause_s = self._settings.pause_s
+        self._first_pauses()
         self._open(Cause.TRIPPED, now)
         return True
+
+    def hasten(self, now: float) -> None:
+        """There is a reason to believe in it, or no other choice: the short pause is enough."""
+        if self._state is State.OPEN and now >= self._opened:
+            self._until = min(self._until, self._opened + self._quick_s)
 
     def wait_s(self, now: float) -> float:
         """Seconds until a request may flow; 0 where one may now; 1 where a probe is under way,
@@ -141,24 +165,31 @@ class Breaker:
         self._probing = False
         self._life += 1  # one report per probe
         if what is Outcome.FAULT:
-            self._pause_s = min(self._pause_s * 2, self._settings.most_pause_s)
+            most = self._settings.most_pause_s
+            self._pause_s = min(self._pause_s * 2, most)
+            self._quick_s = min(self._quick_s * 2, most)
             self._open(Cause.FAULT, now)
             return True
         self._good += what is Outcome.SUCCESS
         if self._good < self._settings.successes:
             return False
-        self._move(Cause.ENOUGH)
+        self._move(Cause.ENOUGH, now)
         return True
 
-    def _open(self, cause: Cause, now: float) -> None:
-        self._move(cause)
-        self._until = now + self._pause_s
+    def _first_pauses(self) -> None:
+        self._pause_s = self._settings.pause_s
+        self._quick_s = min(self._settings.quick_s, self._pause_s)
 
-    def _move(self, cause: Cause) -> None:
+    def _open(self, cause: Cause, now: float) -> None:
+        self._move(cause, now)
+        self._opened, self._until = now, now + self._pause_s
+
+    def _move(self, cause: Cause, now: float) -> None:
         self._state = NEXT[self._state, cause]
         self._life += 1
         self._probing, self._good, self._row = False, 0, 0
         self._window.clear()
+        self._on_move(self, now)
 
     def _count(self, what: Outcome, now: float) -> None:
         step = self._settings.window_s / BUCKETS
@@ -179,32 +210,62 @@ class Breaker:
 
 
 class Breakers:
-    """One circuit per worker, made at first use."""
+    """One circuit per worker, made at first use; and what failed in pairs."""
 
     def __init__(self, settings: BreakerSettings | None = None) -> None:
         self._settings = settings or BreakerSettings()
+        self.pairs = Pairs(self._settings)
         self._all: dict[Worker, Breaker] = {}
+        self.shut: dict[Worker, Breaker] = {}  # those that are not closed: usually none
+        self.on_closed: Callable[[Worker, float], None] = lambda worker, now: None
 
     def of(self, worker: Worker) -> Breaker:
         """The circuit of a worker."""
         found = self._all.get(worker)
         if found is None:
-            found = self._all[worker] = Breaker(self._settings)
+
+            def moved(breaker: Breaker, now: float) -> None:
+                self._moved(worker, breaker, now)
+
+            found = self._all[worker] = Breaker(self._settings, moved)
         return found
 
     def admits(self, worker: Worker, now: float) -> bool:
         """May this worker be picked? Makes no circuit for one that never failed."""
-        found = self._all.get(worker)
+        found = self.shut.get(worker)
         return found is None or found.admits(now)
 
     def wait_s(self, workers: Iterable[Worker], now: float) -> float:
         """Seconds until the first of them takes a request again: what Retry-After says."""
         return min((self.of(worker).wait_s(now) for worker in workers), default=0.0)
 
+    def hasten(self, workers: Iterable[Worker], now: float) -> None:
+        """Nobody else is left: the short pause is enough for these."""
+        for worker in workers:
+            if (one := self.shut.get(worker)) is not None:
+                one.hasten(now)
+
+    def well(self, pod: Pod, now: float) -> bool:
+        """A health check of a pod said well: its open circuits are probed soon. False where it has
+        any, so that its health is looked at more often."""
+        mine = [worker for worker in self.shut if worker.pod == pod]
+        self.hasten(mine, now)
+        return not mine
+
     def forget(self, pod: Pod) -> None:
         """A pod left, or began a new life: its past is not held against it."""
         self._all = {worker: one for worker, one in self._all.items() if worker.pod != pod}
+        self.shut = {worker: one for worker, one in self.shut.items() if worker.pod != pod}
+        self.pairs.forget(pod)
 
     def states(self, now: float) -> dict[Worker, State]:
         """All circuits, for metrics and admin routes."""
         return {worker: one.state(now) for worker, one in self._all.items()}
+
+    def _moved(self, worker: Worker, breaker: Breaker, now: float) -> None:
+        if self._all.get(worker) is not breaker:
+            return  # of a pod that left meanwhile
+        if not breaker.closed:
+            self.shut[worker] = breaker
+        elif self.shut.pop(worker, None) is not None:
+            self.on_closed(worker, now)

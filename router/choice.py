@@ -8,17 +8,19 @@ asks per attempt, picker and decode-entry will ask too. Open it to change what a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
 
-from kvplane.index import View, chain, rank
-from kvplane.vocabulary import Epoch, Knowledge, Namespace, PrefixChain, Role, Stage, Worker
+from kvplane.index import View, chain
+from kvplane.vocabulary import Epoch, Knowledge, Namespace, PrefixChain, Stage, Worker
 
+from .availability import available, candidates
 from .breaker import Breakers
+from .depths import MOST_RANKED, NOTHING, Ranked, Ranker
 from .errors import GatewayError
 from .fleet import Fleet
 from .foretold import Depth, Foretold
-from .handoffs import HANDOFFS
+from .handoffs import HANDOFFS, way
 from .pairing import Compatible, NoPair, Pair, pair
 from .plans import REASONS, Prompt
 from .policies import POLICIES, Candidate, Need
@@ -28,7 +30,6 @@ from .target import Target
 
 WORSE = list(Knowledge)  # worst last
 ASSUMED_BLOCK = 256  # tokens, where nobody tells a block size; few engines have larger ones
-MOST_RANKED = 64  # prompts of a list that are ranked; more change no choice and cost the loop
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,22 +48,12 @@ class Choice:
     prefill_epoch: Epoch | None = None  # lives the choice was made under, as the view has them
     decode_epoch: Epoch | None = None
     foretold: Foretold | None = None  # to be compared with what the engine tells; None = cannot be
+    alone: str = ""  # why its decode serves it alone, though there is a prefill
 
     @property
     def holder(self) -> Target:
         """Whose cache was judged."""
         return self.prefill or self.decode
-
-
-@dataclass(frozen=True, slots=True)
-class Ranked:
-    """What the index says of the prompts, and how it was asked."""
-
-    candidates: int  # targets that were ranked
-    model: str = ""
-    adapter: str = ""
-    sizes: Mapping[Worker, int] = field(default_factory=dict)
-    depths: Mapping[Worker, Depth] = field(default_factory=dict)
 
 
 # Prefills and decodes, best first, and who would meet; None where one worker does both.
@@ -93,7 +84,8 @@ class Chooser:
         self._view, self._fleet, self._breakers = view, fleet, breakers
         self._settings, self._compatible = settings, compatible
         self._chance, self._blind, self._doubt = chance, blind, doubt
-        self._turn, self._chain = 0, chain
+        self._ranker = Ranker(view, chain, settings.block_size, self._dark)
+        breakers.on_closed = fleet.returned
 
     def choose(
         self,
@@ -104,22 +96,26 @@ class Chooser:
         begin: Begin = _unheard,
     ) -> Choice:
         """Raises GatewayError where nobody can serve. `begin` is told as each stage begins."""
-        self._turn += 1
-        ranked, ordered, seconds = self._order(ask, prompt, now, without, self._turn, begin)
+        ranked, ordered, seconds = self._order(ask, prompt, now, without, begin)
         if not seconds:
             return self._made(ask, None, ordered[0].target, ranked, prompt)
-        met = pair(ordered, seconds, self._compatible)
+        met = pair(ordered, seconds, self._compatible, self._breakers.pairs.apart(now))
         if isinstance(met, NoPair):
             raise GatewayError(met.code, met.reason)
-        if (engine := met.prefill.target.up.engine) not in HANDOFFS:
+        if (engine := way(met.prefill.target.up)) not in HANDOFFS:
             known = ", ".join(sorted(HANDOFFS))
             raise GatewayError("no_compatible_pair", f"no hand-off for {engine}; known: {known}")
-        return self._made(ask, met.prefill.target, met.decode.target, ranked, prompt)
+        alone, decode = HANDOFFS[engine].alone(ask), met.decode.target
+        prefill = None if alone else met.prefill.target
+        return self._made(ask, prefill, decode, ranked, prompt, alone)
 
     def weigh(self, ask: Ask, prompt: Prompt, now: float) -> Weighed:
         """What `choose` would go by now; takes nobody's turn. Raises GatewayError as it does."""
-        _, ordered, seconds = self._order(ask, prompt, now, (), self._turn + 1)
-        return ordered, seconds, pair(ordered, seconds, self._compatible) if seconds else None
+        _, ordered, seconds = self._order(ask, prompt, now, ())
+        if not seconds:
+            return ordered, [], None
+        apart = self._breakers.pairs.apart(now)
+        return ordered, seconds, pair(ordered, seconds, self._compatible, apart)
 
     def _order(
         self,
@@ -127,101 +123,62 @@ class Chooser:
         prompt: Prompt,
         now: float,
         without: Collection[Worker],
-        turn: int,
         begin: Begin = _unheard,
     ) -> tuple[Ranked, list[Candidate], list[Candidate]]:
         """Prefills and decodes, best first; unified workers and nobody."""
         begin(Stage.POOL)
-        prefills, decodes = self._selectable(ask.model)
+        prefills, decodes = self._fleet.sides(ask.model)
         begin(Stage.AVAILABILITY)
-        tried = self._circuits(prefills, now, without)
+        tried = self._available(prefills, now, without)
+        seconds = self._available(decodes, now, without) if decodes else ()
         begin(Stage.POLICY_INPUT)
-        ranked = self._rank(ask, prompt, tried)
+        ranked = self._ranker.rank(ask.model, prompt, tried)
         begin(Stage.PAIR)
-        need = Need(prompt.total, _key(ask), turn, self._chance)
-        policy = POLICIES[self._settings.prefill_policy]
-        ordered = policy([_candidate(target, ranked.depths) for target in tried], need)
-        if not decodes:
+        need = Need(prompt.total, _key(ask), self._chance)
+        settings, ramping = self._fleet.settings, now < self._fleet.ramping_until
+        first = candidates(tried, ranked.depths, settings, now, ramping)
+        ordered = POLICIES[self._settings.prefill_policy](first, need)
+        if not seconds:
             return ranked, ordered, []
-        seconds = [Candidate(target) for target in self._circuits(decodes, now, without)]
-        return ranked, ordered, POLICIES[self._settings.decode_policy](seconds, need)
+        then = candidates(seconds, {}, settings, now, ramping)
+        return ranked, ordered, POLICIES[self._settings.decode_policy](then, need)
 
-    def _selectable(self, model: str) -> tuple[Sequence[Target], Sequence[Target]]:
-        """Prefills and decodes, or unified workers and nobody. Raises where there are none."""
-        prefills = self._fleet.selectable(Role.PREFILL, model)
-        decodes = self._fleet.selectable(Role.DECODE, model)
-        unified = self._fleet.selectable(Role.BOTH, model)
-        alone = not self._fleet.targets(Role.PREFILL) and not self._fleet.targets(Role.DECODE)
-        if (unified and not (prefills and decodes)) or (alone and self._fleet.targets(Role.BOTH)):
-            error = self._fleet.lack(Role.BOTH, model)
-        else:
-            error = self._fleet.lack(Role.PREFILL, model) or self._fleet.lack(Role.DECODE, model)
-        if error is not None:
-            raise error
-        return (prefills, decodes) if prefills and decodes else (unified, ())
+    def others(self, model: str, without: Collection[Worker], now: float) -> bool:
+        """Can somebody serve who is none of these, on each side?"""
+        try:
+            sides = self._fleet.sides(model)
+        except GatewayError:
+            return False
+        return all(
+            any(t.worker not in without and self._breakers.admits(t.worker, now) for t in side)
+            for side in sides
+            if side
+        )
 
-    def _circuits(
+    def _available(
         self, targets: Sequence[Target], now: float, without: Collection[Worker]
-    ) -> list[Target]:
-        """Those whose circuit lets a request through; the guilty only where nobody else is left."""
-        closed = [t for t in targets if self._breakers.admits(t.worker, now)]
-        if not closed:
-            role = targets[0].role
-            side = "decode" if role is Role.DECODE else "prefill"
-            wait = self._breakers.wait_s([target.worker for target in targets], now)
-            raise GatewayError(
-                f"no_{side}_available",
-                f"every {role} worker failed too often lately; the next is tried in {wait:.0f} s",
-                retry_after=f"{max(1, round(wait))}",
-                at=Stage.AVAILABILITY,
-            )
-        return [t for t in closed if t.worker not in without] or closed
-
-    def block_size(self, target: Target) -> int | None:
-        """Tokens a block: as its events say, as declared, as configured."""
-        seen = self._view.block_size(target.worker)
-        return seen or target.up.block_size or self._settings.block_size
-
-    def _rank(self, ask: Ask, prompt: Prompt, targets: Sequence[Target]) -> Ranked:
-        """The depth of every target, over all prompts; none where tokens are not known. One whose
-        stream our own check calls dark holds nothing that could be relied on."""
-        if prompt.tokens is None:
-            return Ranked(candidates=len(targets))
-        models = {target.model for target in targets if target.model} or {ask.model}
-        model = sorted(models)[0]
-        adapter = prompt.adapter or (ask.model if ask.model not in (model, "") else "")
-        judged = [t for t in targets if t.model in (model, "")]
-        sizes = {t.worker: size for t in judged if (size := self.block_size(t))}
-        names = [Namespace(model, size, adapter, prompt.salt) for size in set(sizes.values())]
-        dark = {worker for worker in sizes if self._dark(worker)}
-        found: dict[Worker, Depth] = {}
-        for tokens in prompt.tokens[:MOST_RANKED]:
-            chains = {name.block_size: self._chain(tokens, name) for name in names}
-            for held in rank(self._view, chains, list(sizes)):
-                before, size = found.get(held.worker, Depth()), sizes[held.worker]
-                most = max(0, len(tokens) - 1) // size * size
-                trusted = held.worker not in dark
-                found[held.worker] = Depth(
-                    before.blocks + held.depth_blocks * trusted,
-                    before.asked + len(tokens) // size,
-                    before.tokens + held.depth_tokens * trusted,
-                    before.predicted + min(held.depth_tokens, most) * trusted,
-                )
-        return Ranked(len(targets), model, adapter, sizes, found)
+    ) -> Sequence[Target]:
+        return available(targets, self._breakers, self._fleet.settings, now, without)
 
     def _dark(self, worker: Worker) -> bool:
         doubt = self._doubt(worker)
         return doubt is not None and doubt[0] is Knowledge.DARK
 
     def _made(
-        self, ask: Ask, prefill: Target | None, decode: Target, ranked: Ranked, prompt: Prompt
+        self,
+        ask: Ask,
+        prefill: Target | None,
+        decode: Target,
+        ranked: Ranked,
+        prompt: Prompt,
+        alone: str = "",
     ) -> Choice:
         holder = prefill or decode
         knowledge, reason = self._knowledge(holder, prompt)
         return Choice(
             prefill,
             decode,
-            ranked.depths.get(holder.worker, Depth()),
+            ranked.depths.get(holder.worker, NOTHING),
             knowledge,
             reason,
             self._settings.prefill_policy,
@@ -231,6 +188,7 @@ class Chooser:
             None if prefill is None else self._view.epoch(prefill.worker),
             self._view.epoch(decode.worker),
             self._foretold(ask, holder, ranked, prompt),
+            alone,
         )
 
     def _foretold(
@@ -273,11 +231,6 @@ class Chooser:
         if known is None:
             return Knowledge.DARK, f"{holder.worker} was never heard of"
         return known.state, "" if known.state is Knowledge.EXACT else known.reason
-
-
-def _candidate(target: Target, depths: Mapping[Worker, Depth]) -> Candidate:
-    depth = depths.get(target.worker)
-    return Candidate(target, depth.blocks, depth.tokens) if depth else Candidate(target)
 
 
 def _key(ask: Ask) -> str:

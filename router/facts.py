@@ -14,7 +14,6 @@ from kvplane.vocabulary import Binding, Epoch, Knowledge
 from .blame import Side
 from .choice import Choice
 from .errors import GatewayError
-from .fleet import Fleet
 from .meeting import Meeting
 from .plans import Prompt
 from .request import Ask
@@ -23,25 +22,12 @@ from .target import Target
 BOOTSTRAP_PORT = 8998  # SGLang's default, where neither flags nor the engine tell
 ANSWER_TOKENS = 128  # an answer's share of decode load where the client sets no limit
 CHARS_PER_TOKEN = 32  # no text worth tokenising has more on average
+TELLING = frozenset({"kvplane"})  # engines that have GET /rooms/{room}
 TRACEPARENT_BYTES = 256  # of version 00: 55
 MOST_SHOWN = 128  # rooms in a header: 2.5 kB, which every client and proxy takes; 4096 are 81 kB
 BYTES_PER_TOKEN = 4  # of a body, where its tokens are not known
 
 HeaderList = list[tuple[bytes, bytes]]
-
-
-def base_model(fleet: Fleet, asked: str) -> str:
-    """The model whose tokenizer fits: an adapter's base; "" where nobody serves that name."""
-    for up in fleet.pods():
-        if asked in (up.model, *up.adapters):
-            return up.model
-    return asked
-
-
-def most_tokens(fleet: Fleet, model: str) -> int:
-    """The longest context any worker of a model has; 0 where one does not say."""
-    limits = [up.max_tokens or 0 for up in fleet.pods() if not model or up.model in ("", model)]
-    return max(limits) if limits and all(limits) else 0
 
 
 def pair_tokens(choice: Choice) -> int:
@@ -104,8 +90,9 @@ def meeting(ask: Ask, choice: Choice, bindings: Sequence[Binding], number: int) 
     """The ledger's line of one attempt."""
     triple = bindings[0].triple if bindings else None
     prefill = None
+    both: tuple[Target, ...] = (choice.decode,)
     if choice.prefill is not None:
-        prefill = _side(choice.prefill, choice.prefill_epoch)
+        prefill, both = _side(choice.prefill, choice.prefill_epoch), (choice.decode, choice.prefill)
     return Meeting(
         request_id=ask.request_id,
         attempt=number,
@@ -117,6 +104,8 @@ def meeting(ask: Ask, choice: Choice, bindings: Sequence[Binding], number: int) 
         why=_why(choice),
         predicted_tokens=choice.depth.predicted if choice.prompt_tokens else None,
         triple={"host": triple.host, "port": triple.port} if triple else None,
+        sides=tuple([one for one in both if one.up.engine in TELLING]) if bindings else (),
+        silent=tuple({one.up.engine for one in both if one.up.engine not in TELLING}),
         traceparent=_traceparent(ask),
     )
 
@@ -148,6 +137,7 @@ def _why(choice: Choice) -> dict[str, Any]:
         "candidates": choice.candidates,
         "knowledge": str(choice.knowledge),
         "reason": choice.reason,
+        "without_transfer": choice.alone or None,  # why no prefill took part, or none was of use
     }
 
 

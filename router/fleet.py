@@ -20,7 +20,6 @@ from .errors import GatewayError
 from .settings import FleetSettings
 from .target import Booking, Lost, Pulse, Target, beat
 
-
 Sides = tuple[tuple[Target, ...], tuple[Target, ...]]  # prefills (or unified), decodes (or none)
 
 

@@ -9,11 +9,12 @@ to change which pair is taken when several fit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
-from kvplane.vocabulary import Shape
+from kvplane.vocabulary import Shape, Worker
 
+from .handoffs import way
 from .policies.base import Candidate
 
 Compatible = Callable[[Shape, Shape], Sequence[str]]  # differing fields; empty = they fit
@@ -36,17 +37,26 @@ class NoPair:
 
 
 def pair(
-    prefills: Sequence[Candidate], decodes: Sequence[Candidate], compatible: Compatible
+    prefills: Sequence[Candidate],
+    decodes: Sequence[Candidate],
+    compatible: Compatible,
+    apart: Collection[tuple[Worker, Worker]] = (),
 ) -> Pair | NoPair:
-    """The best prefill that fits any decode, with the best decode it fits."""
+    """The best prefill that fits any decode, with the best decode it fits. Those that failed
+    together too often (`apart`) meet only where no others can."""
     if not prefills:
         return NoPair("no prefill worker can be used", "no_prefill_available")
     if not decodes:
         return NoPair("no decode worker can be used", "no_decode_available")
+    last: Pair | None = None
     for prefill in prefills:
         for decode in decodes:
             if not misfit(prefill, decode, compatible):
-                return Pair(prefill, decode)
+                if not apart or (prefill.target.worker, decode.target.worker) not in apart:
+                    return Pair(prefill, decode)
+                last = last or Pair(prefill, decode)
+    if last is not None:
+        return last
     first, second = prefills[0], decodes[0]
     why = "; ".join(misfit(first, second, compatible))
     names = f"{first.target.worker} and {second.target.worker}"
@@ -56,8 +66,8 @@ def pair(
 def misfit(prefill: Candidate, decode: Candidate, compatible: Compatible) -> tuple[str, ...]:
     """What keeps two workers apart; empty where they fit."""
     one, other = prefill.target.up, decode.target.up
-    if one.engine != other.engine:
-        return (f"engine: {one.engine} against {other.engine}",)
+    if way(one) != way(other):
+        return (f"engine: {way(one)} against {way(other)}",)
     if one.model and other.model and one.model != other.model:
         return (f"model: {one.model} against {other.model}",)
     return tuple(compatible(one.shape, other.shape))

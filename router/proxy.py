@@ -13,9 +13,12 @@ from collections.abc import Collection, Sequence
 
 from kvplane.vocabulary import Knowledge, Role, Worker
 
+from .account import Account
+from .attempt import Attempt, is_stream
+from .availability import available
 from .blame import LegFailed, Side
-from .breaker import Outcome, Ticket, outcome
-from .dispatch import Attempt, Client, ClientGone, dispatch, honest_end, is_stream
+from .breaker import Outcome
+from .dispatch import Client, ClientGone, dispatch, honest_end
 from .errors import GatewayError
 from .gateway import Gateway
 from .legs_wire import Origin, forwarded
@@ -25,6 +28,7 @@ from .retry import Again, Budget, Failed, decide
 from .target import Target
 
 HeaderList = list[tuple[bytes, bytes]]
+ONLY = Side.DECODE  # dispatch.py calls the only leg so
 
 
 class Proxy:
@@ -56,17 +60,12 @@ class Proxy:
         """The least loaded of those that serve this model; of prefills and decodes the first kind
         there is. Raises GatewayError."""
         gateway, now = self._gateway, self._gateway.clock.now()
-        well = [t for t in self._serving(call) if gateway.breakers.admits(t.worker, now)]
-        if not well:
-            wait_s = gateway.breakers.wait_s([t.worker for t in self._serving(call)], now)
-            text = f"every worker that serves {call.path} failed too often lately"
-            code = f"no_{_side(self._serving(call)[0])}_available"
-            raise GatewayError(code, text, retry_after=str(max(1, round(wait_s))))
+        serving = self._serving(call)
+        left = available(serving, gateway.breakers, gateway.fleet.settings, now, guilty)
         gateway.metrics.undisaggregated.labels("passed on").inc()
         if call.roles is not ANY:  # generates, and nobody looked who holds the prompt
             gateway.metrics.knowledge.labels(Knowledge.DARK, "unsupported_route").inc()
-        left = [target for target in well if target.worker not in guilty] or well
-        return min(left, key=lambda t: (t.inflight_tokens, t.inflight_requests, t.worker))
+        return min(left, key=lambda t: (t.inflight_tokens, t.inflight_requests, t.turn))
 
     def _serving(self, call: Call) -> Sequence[Target]:
         fleet, errors = self._gateway.fleet, list[GatewayError]()
@@ -74,7 +73,7 @@ class Proxy:
             error = fleet.lack(role, call.model)
             if error is None:
                 return fleet.selectable(role, call.model)
-            says_more = error.code != "no_prefill_available" or fleet.targets(role)
+            says_more = not error.code.startswith("no_") or fleet.targets(role)
             errors.insert(0 if says_more else len(errors), error)
         if call.roles is not ANY and not fleet.targets(Role.BOTH) and fleet.targets():
             raise GatewayError(
@@ -86,37 +85,36 @@ class Proxy:
 
     async def _travel(self, call: Call, target: Target, client: Client) -> None:
         """One leg, booked on its worker. Raises LegFailed before the first byte only."""
-        gateway, worker = self._gateway, str(target.worker)
-        ticket = gateway.breakers.of(target.worker).admit(gateway.clock.now())
-        headers, judged = _answered_by(call, target), Outcome.NEUTRAL
-        with gateway.fleet.book(target.worker, call.tokens):
+        gateway, clock = self._gateway, self._gateway.clock
+        account, headers = Account(gateway.fleet, gateway.breakers), _answered_by(call, target)
+        account.take(ONLY, target, call.tokens, clock.now())
+        try:
             origin = Origin.parse(target.url)
             leg = gateway.legs.begin(origin, call.path, _sent(call), call.raw, client.bell)
+            attempt = Attempt(leg, target.name, on_start=lambda: account.began(clock.now()))
             try:
-                await dispatch(Attempt(leg, worker), client, headers)
-                judged = Outcome.SUCCESS
+                await dispatch(attempt, client, headers)
             except LegFailed as failed:
-                judged = _judged(failed)
+                account.judge(failed, False, clock.now())
                 _name(failed, target, headers)
                 if not failed.started:
                     raise
                 await honest_end(client, failed, is_stream(leg))
             finally:
                 leg.abort()
-                self._book(target, ticket, judged)
+        finally:
+            account.close(clock.now(), self._count, self._opened)
+            account.release(ONLY)
 
-    def _book(self, target: Target, ticket: Ticket | None, what: Outcome) -> None:
-        gateway, worker = self._gateway, target.worker
-        gateway.metrics.legs.labels(_side(target), str(worker), what).inc()
-        now = gateway.clock.now()
-        if ticket is not None and gateway.breakers.of(worker).book(ticket, what, now):
-            gateway.metrics.opened.labels(str(worker)).inc()
+    def _count(self, side: Side, target: Target, what: Outcome) -> None:
+        self._gateway.metrics.legs.labels(_side(target), target.name, what).inc()
 
-    def _again(
-        self, failed: LegFailed, target: Target, number: int, left_s: float
-    ) -> Again | None:
+    def _opened(self, target: Target) -> None:
+        self._gateway.metrics.opened.labels(target.name).inc()
+
+    def _again(self, failed: LegFailed, target: Target, number: int, left_s: float) -> Again | None:
         told = failed.cause.retry_after or ""
-        guilty = () if failed.nobodys_fault else (target.worker,)
+        guilty = () if failed.nobodys_fault and not failed.crowded else (target.worker,)
         later = float(told) if told.isdecimal() else None
         how = Failed(guilty, failed.status or None, failed.started, later)
         verdict = decide(how, number, self._gateway.settings.retry, self._budget, left_s)
@@ -161,12 +159,6 @@ def _answered_by(call: Call, target: Target) -> HeaderList:
 
 def _side(target: Target) -> Side:
     return Side.PREFILL if target.role is Role.PREFILL else Side.DECODE
-
-
-def _judged(failed: LegFailed) -> Outcome:
-    if failed.nobodys_fault:
-        return Outcome.NEUTRAL
-    return outcome(failed.status or None, failed.cause.retry_after is not None)
 
 
 def _name(failed: LegFailed, target: Target, headers: HeaderList) -> None:

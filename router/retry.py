@@ -27,6 +27,7 @@ class Failed:
     committed: bool = False  # a byte of the answer left towards the client
     retry_after_s: float | None = None  # the engine's own word
     aborted: bool = False  # the client left
+    others: bool = False  # somebody else can serve: what the guilty asked to wait is not waited for
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ def decide(
     if attempt > settings.retries:
         return Stop("no attempts left")
     wait = wait_s(attempt, settings, chance)
-    if failed.retry_after_s is not None:
+    if failed.retry_after_s is not None and not failed.others:
         wait = max(wait, failed.retry_after_s)
     if wait >= left_s or wait > settings.most_wait_s * (1 + settings.jitter):
         return Stop("no time left")

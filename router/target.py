@@ -1,7 +1,8 @@
 """Target: one worker as policies see it: facts, health, load.
 
 Pure: time is an argument. fleet.py makes Targets and moves their pulse; a Booking is the load of
-one leg. Open it to change what makes a worker usable or how its load is counted.
+one leg. Open it to change what makes a worker usable, how its load is counted, or how one that is
+new or back takes load gradually.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from kvplane.bootstrap import local
 from kvplane.vocabulary import Role, Stage, Worker, WorkerUp
 
 from .settings import FleetSettings
+
+LONG_AGO = float("-inf")
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,11 +51,19 @@ class Target:
     pulse: Pulse
     inflight_tokens: int = 0
     inflight_requests: int = 0
+    waiting_requests: int = 0  # of them: those whose answer did not begin yet
+    turn: int = 0  # when it was last taken, in requests of the whole fleet: who is next in turn
+    fresh_since: float = LONG_AGO  # monotonic seconds since which it takes load gradually
+    signs: int = 0  # answers that began, refusals included: whatever shows that it works at all
+    name: str = field(init=False)
     url: str = field(init=False)
     role: Role = field(init=False)
     model: str = field(init=False)
+    _signs_seen: int = -1
+    _quiet_since: float = 0.0
 
     def __post_init__(self) -> None:
+        self.name = str(self.worker)
         self.url, self.role, self.model = self.up.url, self.up.role, self.up.model
 
     @property
@@ -88,6 +99,24 @@ class Target:
         """Does it answer to this name? One whose model is not known yet answers to all."""
         return not self.model or model == self.model or model in self.up.adapters
 
+    def share(self, now: float, settings: FleetSettings) -> float:
+        """Of the load others have, what this one should: from `ramp_least` to 1 over `ramp_s`."""
+        age = now - self.fresh_since
+        if age >= settings.ramp_s:
+            return 1.0
+        return settings.ramp_least + (1 - settings.ramp_least) * max(0.0, age) / settings.ramp_s
+
+    def stuck(self, now: float, settings: FleetSettings) -> bool:
+        """Do several requests wait there, and none got a sign of life for long? Health checks may
+        well say 200 meanwhile. Looked at whenever somebody is chosen; the first look sets the time.
+        """
+        if self.waiting_requests < settings.stuck_requests:
+            self._signs_seen = -1
+            return False
+        if self.signs != self._signs_seen:
+            self._signs_seen, self._quiet_since = self.signs, now
+        return now - self._quiet_since >= settings.stuck_s
+
     def __repr__(self) -> str:
         well = "lost" if self.pulse.lost else "healthy"
         state = "draining" if self.draining else well if self.healthy else "unhealthy"
@@ -104,16 +133,24 @@ def bootstrap_host(up: WorkerUp) -> str:
 class Booking:
     """Load of one leg on one target, from selection on. release() counts once, however often."""
 
-    __slots__ = ("_open", "target", "tokens")
+    __slots__ = ("_open", "_waiting", "target", "tokens")
 
     def __init__(self, target: Target, tokens: int) -> None:
         assert tokens >= 0, "load cannot be negative"
-        self.target, self.tokens, self._open = target, tokens, True
+        self.target, self.tokens, self._open, self._waiting = target, tokens, True, True
         target.inflight_tokens += tokens
         target.inflight_requests += 1
+        target.waiting_requests += 1
+
+    def began(self) -> None:
+        """Its answer begins: it waits no more."""
+        if self._waiting:
+            self._waiting = False
+            self.target.waiting_requests -= 1
 
     def release(self) -> None:
         """Give the load back."""
+        self.began()
         if self._open:
             self._open = False
             self.target.inflight_tokens -= self.tokens

@@ -17,7 +17,8 @@ from kvplane.vocabulary import Pod, WorkerUp
 
 OnUp = Callable[[WorkerUp], Awaitable[None] | None]
 OnDown = Callable[[Pod], Awaitable[None] | None]
-OnHealth = Callable[[Pod, bool, str], Any]  # one sign: well or not, and why not
+# One sign: well or not, and why not. What comes back: may it be left alone for a while?
+OnHealth = Callable[[Pod, bool, str], Awaitable[bool] | bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,8 +44,7 @@ def another_life(before: WorkerUp, now: WorkerUp) -> bool:
     return None not in (before.generation, now.generation) and before.generation != now.generation
 
 
-async def tell(callback: Callable[..., Any], *facts: Any) -> None:
-    """Call back, plain function or coroutine."""
+async def tell(callback: Callable[..., Any], *facts: Any) -> Any:
+    """Call back, plain function or coroutine; what it said."""
     result = callback(*facts)
-    if inspect.isawaitable(result):
-        await result
+    return await result if inspect.isawaitable(result) else result

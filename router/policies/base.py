@@ -1,25 +1,31 @@
 """Policy seam: in which order are these workers tried?
 
-Seam of pure functions: gateway.py makes Candidates from the fleet and the ranking, a policy orders
+Seam of pure functions: choice.py makes Candidates from the fleet and the ranking, a policy orders
 them, pairing.py takes the first pair that fits. Open it to change what every policy is told.
+
+Two rules hold for all of them. Equals take turns by when each was last taken (`target.turn`), not
+by a count of requests: two models, or an attempt that fails and is repeated, cannot fall into step
+with it. And a candidate with a `share` below 1 is new or back: it gets that part of the load it
+would get otherwise, by weight where load is compared, else by being passed over.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Protocol
+
+import msgspec
 
 from ..target import Target
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     """A target with what it holds of this prompt."""
 
     target: Target
     depth_blocks: int = 0  # unbroken from the start
     depth_tokens: int = 0
+    share: float = 1.0  # of the load others have
 
 
 def half() -> float:
@@ -27,13 +33,11 @@ def half() -> float:
     return 0.5
 
 
-@dataclass(frozen=True, slots=True)
-class Need:
-    """What is asked for, and the time and chance a policy may use."""
+class Need(msgspec.Struct, frozen=True):
+    """What is asked for, and the chance a policy may use."""
 
     prompt_tokens: int = 0  # all prompts of the request together; 0 = not known
     key: str = ""  # requests of one key belong together: a routing key, a session, a user
-    turn: int = 0  # counts requests; the only memory round robin has
     chance: Callable[[], float] = half  # uniform in [0, 1)
 
 
@@ -43,8 +47,23 @@ class Policy(Protocol):
     def __call__(self, candidates: Sequence[Candidate], need: Need) -> list[Candidate]: ...
 
 
-def rotated(candidates: Sequence[Candidate], turn: int) -> list[Candidate]:
-    """By name, beginning one further each turn. Where everything else is equal, load spreads."""
-    named = sorted(candidates, key=lambda candidate: candidate.target.worker)
-    start = turn % len(named) if named else 0
-    return named[start:] + named[:start]
+def in_turn(candidates: Sequence[Candidate]) -> list[Candidate]:
+    """Who waits longest comes first; by name where two never served."""
+    return sorted(candidates, key=turn)
+
+
+def turn(candidate: Candidate) -> tuple[int, str]:
+    """Orders equals."""
+    return candidate.target.turn, candidate.target.name
+
+
+def passed_over(
+    ordered: list[Candidate], chance: Callable[[], float], each: float = 1.0
+) -> list[Candidate]:
+    """The same with those at the end whose share says so this time; nobody where all have a whole
+    one. `each`: how often one comes first by itself, where that is not by chance already."""
+    if all(candidate.share >= 1 for candidate in ordered):
+        return ordered
+    named = sorted(ordered, key=lambda candidate: candidate.target.name)
+    late = {one.target.worker for one in named if one.share < 1 and chance() >= one.share * each}
+    return sorted(ordered, key=lambda candidate: candidate.target.worker in late)

@@ -15,5 +15,5 @@ from .random import shuffled
 
 def power_of_two(candidates: Sequence[Candidate], need: Need) -> list[Candidate]:
     """Two by chance, the less loaded of them first; then the rest, less loaded first."""
-    drawn = shuffled(candidates, need.chance)
-    return sorted(drawn[:2], key=load) + sorted(drawn[2:], key=load)
+    drawn, key = shuffled(candidates, need.chance), load(need)
+    return sorted(drawn[:2], key=key) + sorted(drawn[2:], key=key)

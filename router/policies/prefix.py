@@ -18,14 +18,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .base import Candidate, Need, rotated
+from .base import Candidate, Need
 
 
 def prefix(candidates: Sequence[Candidate], need: Need) -> list[Candidate]:
-    """Least cost; then deepest; then in turn by name."""
+    """Least cost; then deepest; then in turn. One with half a share costs twice as much."""
+    asked = need.prompt_tokens
 
-    def cost(candidate: Candidate) -> tuple[int, int]:
-        left = max(0, need.prompt_tokens - candidate.depth_tokens)
-        return left + candidate.target.inflight_tokens, -candidate.depth_tokens
+    def cost(candidate: Candidate) -> tuple[float, int, int, str]:
+        target, depth = candidate.target, candidate.depth_tokens
+        tokens = max(0, asked - depth) + target.inflight_tokens
+        if candidate.share < 1:
+            return (tokens + 1) / candidate.share, -depth, target.turn, target.name
+        return tokens, -depth, target.turn, target.name
 
-    return sorted(rotated(candidates, need.turn), key=cost)
+    return sorted(candidates, key=cost)

@@ -1,6 +1,6 @@
 """Round robin: one after the other, whatever they hold or do.
 
-Pure, member of policies/. The turn is an argument, so the caller counts. Open it to change the
+Pure, member of policies/. Every target remembers when it was last taken. Open it to change the
 order of turns.
 """
 
@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from .base import Candidate, Need, rotated
+from .base import Candidate, Need, in_turn, passed_over
 
 
 def round_robin(candidates: Sequence[Candidate], need: Need) -> list[Candidate]:
-    """By name, beginning one further each turn."""
-    return rotated(candidates, need.turn)
+    """Who waits longest comes first. One that is passed over would be next each time, so it is
+    passed over more often than its share alone says."""
+    return passed_over(in_turn(candidates), need.chance, each=1 / max(1, len(candidates)))

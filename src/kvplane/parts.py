@@ -35,6 +35,9 @@ from kvplane.vocabulary import Pod, WorkerUp
 NEVER = 2**62  # faults that no circuit will see
 
 
+HINT = ": name its folder (--tokenizer PATH)"
+
+
 class Hall:
     """What discovery says reaches everybody who must know: subscriptions, prompts, fleet."""
 
@@ -75,10 +78,14 @@ class Hall:
         if self._subscriptions is not None:
             await self._subscriptions.down(pod)
 
-    def health(self, pod: Pod, well: bool, reason: str) -> None:
-        """One look at a pod."""
-        if self._gateway is not None:
-            self._gateway.fleet.mark_health(pod, well, self._clock.now(), reason)
+    def health(self, pod: Pod, well: bool, reason: str) -> bool:
+        """One look at a pod. False where it should be looked at again soon."""
+        if self._gateway is None:
+            return well
+        now = self._clock.now()
+        self._gateway.fleet.mark_health(pod, well, now, reason)
+        serves = self._gateway.fleet.healthy(pod)
+        return well and serves and self._gateway.breakers.well(pod, now)
 
 
 def store_of(told: Settings, clock: Clock, writes: bool) -> Store:
@@ -189,9 +196,7 @@ def tokenizing(
         except GatewayError as error:
             raise ValueError(error.message) from None
         if found.tokens is None:
-            missing = found.reason == "no_tokenizer"
-            way = "no tokenizer for this model: --tokenizer PATH" if missing else found.reason
-            raise ValueError(way)
+            raise ValueError(found.why + (HINT if found.reason == "no_tokenizer" else ""))
         if len(found.tokens) != 1:
             raise ValueError("one prompt at a time")
         return found.tokens[0]

@@ -30,6 +30,7 @@ class Heard:
         self.told: list[str] = []
         self.ups: list[WorkerUp] = []
         self.signs: list[tuple[bool, str]] = []
+        self.settled = True  # is a worker that is well left alone for a while?
 
     async def up(self, worker: WorkerUp) -> None:
         self.told.append(f"up {worker.pod} {worker.generation}")
@@ -38,8 +39,9 @@ class Heard:
     def down(self, pod: Pod) -> None:
         self.told.append(f"down {pod}")
 
-    def health(self, pod: Pod, ok: bool, reason: str) -> None:
+    def health(self, pod: Pod, ok: bool, reason: str) -> bool:
         self.signs.append((ok, reason))
+        return self.settled and ok
 
 
 Begin = Callable[..., Any]
@@ -103,6 +105,26 @@ async def test_a_living_engine_is_told_once_with_its_facts(begin: Begin, heard: 
         await until(lambda: bool(heard.told), timeout_s=5)
         assert heard.told == ["up p1 g1"]
         assert heard.ups[0].block_size == 16
+
+
+async def test_a_worker_that_is_not_settled_is_looked_at_again_soon(
+    begin: Begin, heard: Heard, clock: FakeClock
+) -> None:
+    """Whether it is, the one who hears the signs says: a circuit may be open while all is well."""
+    async with fake_engine(server_info=INFO) as engine:
+        await begin(engine.url)
+        await until(lambda: bool(heard.told) and clock.sleeping() == 1)
+        heard.settled = False
+        clock.advance(SETTINGS.interval_s)
+        for looks in range(1, 4):
+            await until(lambda n=looks: len(heard.signs) == n and clock.sleeping() == 1)  # type: ignore[misc]
+            clock.advance(SETTINGS.again_s)
+        heard.settled = True
+        await until(lambda: len(heard.signs) == 4 and clock.sleeping() == 1)
+        clock.advance(SETTINGS.again_s)
+        assert clock.sleeping() == 1, "it is left alone for longer now"
+        clock.advance(SETTINGS.interval_s)
+        await until(lambda: len(heard.signs) == 5)
 
 
 async def test_start_does_not_wait_for_engines_that_are_down_or_silent(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kvplane.router.blame import Side, engine_refused, leg_broke
+from kvplane.router.blame import Side, engine_refused, leg_broke, stream_said
 from kvplane.router.legs_errors import (
     Cut,
     LegError,
@@ -97,3 +97,63 @@ def test_a_refusal_without_words_is_told_in_ours(answered: int) -> None:
     assert cause.body().startswith(b'{"error":{"message":"prefill p1 answered %d' % answered)
     said = engine_refused(Side.PREFILL, "p1", answered, JSON, b'{"message":"bad"}').cause
     assert said.body() == b'{"message":"bad"}'
+
+
+WORDS = [
+    ("Decode transfer failed for request rank=0: Failed to get kvcache from prefill instance, it "
+     "might be dead", Side.DECODE, Side.PREFILL, False),
+    ("KVTransferError(bootstrap_room=7): Lost connection with prefill instance", Side.DECODE,
+     Side.PREFILL, False),
+    ("Could not fetch prefill parallel info from 10.0.0.7:8998 after 15 attempts", Side.DECODE,
+     Side.PREFILL, False),
+    ("Could not fetch bootstrap info for: prefill_dp_rank: 0", Side.DECODE, Side.PREFILL, False),
+    ("Decode instance could be dead, remote session is not alive", Side.PREFILL, Side.DECODE,
+     False),
+    ("transfer failed", Side.DECODE, Side.DECODE, True),
+    ("Request timed out after 300s in KVPoll.Bootstrapping", Side.PREFILL, Side.PREFILL, True),
+    ("KVTransferError(bootstrap_room=7): unknown", Side.DECODE, Side.DECODE, True),
+    ("CUDA out of memory", Side.DECODE, Side.DECODE, False),
+    ("", Side.PREFILL, Side.PREFILL, False),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "side", "guilty", "shared"), WORDS)
+def test_words_of_an_engine_lay_a_fault_on_its_peer_or_on_both(
+    words: str, side: Side, guilty: Side, shared: bool
+) -> None:
+    body = b'{"error":{"message":"%s"}}' % words.encode()
+    for failed in (
+        engine_refused(side, "w", 500, JSON, body),
+        stream_said(side, "w", words, None),
+    ):
+        assert (failed.guilty, failed.shared) == (guilty, shared)
+
+
+def test_words_of_a_4xx_and_of_a_named_stage_lay_nothing_on_anybody_else() -> None:
+    words = b'{"error":{"message":"transfer failed with prefill instance"}}'
+    refused = engine_refused(Side.DECODE, "d1", 400, JSON, words)
+    assert (refused.guilty, refused.shared) == (Side.DECODE, False)
+    staged = b'{"error":{"message":"with prefill: transfer failed","stage":"consume"}}'
+    named = engine_refused(Side.DECODE, "d1", 500, JSON, staged)
+    assert (named.guilty, named.shared) == (Side.DECODE, False)
+
+
+def test_a_full_pool_is_nobodys_fault_and_says_when_to_come_back() -> None:
+    failed = leg_broke(Side.DECODE, "d1", PoolFull("h:1", Phase.CONNECT, "full"))
+    assert failed.nobodys_fault and failed.crowded
+    assert (failed.cause.status, failed.cause.retry_after) == (503, "1")
+
+
+@pytest.mark.parametrize(
+    ("leg", "unreached", "silent"),
+    [
+        (Refused("h:1", Phase.CONNECT, "x"), True, False),
+        (TimedOut("h:1", Phase.SENT, "x"), False, True),
+        (TimedOut("h:1", Phase.BODY, "x"), False, False),
+        (TimedOut("h:1", Phase.CONNECT, "x"), False, False),
+        (Cut("h:1", Phase.SENT, "x"), False, False),
+    ],
+)
+def test_what_a_broken_leg_tells(leg: LegError, unreached: bool, silent: bool) -> None:
+    failed = leg_broke(Side.PREFILL, "p1", leg)
+    assert (failed.unreached, failed.silent) == (unreached, silent)

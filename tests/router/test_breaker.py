@@ -145,11 +145,11 @@ def test_a_neutral_probe_gives_its_place_to_the_next() -> None:
 def test_a_probe_that_never_reports_gives_its_place_back_and_its_late_word_is_void() -> None:
     breaker = opened()
     lost = ticket(breaker, 10.0)
-    assert not breaker.admits(309.0)
-    fresh = ticket(breaker, 310.0)
-    assert not breaker.book(lost, FAULT, 311.0)
-    assert breaker.state(311) is State.PROBING
-    assert breaker.book(fresh, FAULT, 311.0)
+    assert not breaker.admits(69.0)
+    fresh = ticket(breaker, 70.0)
+    assert not breaker.book(lost, FAULT, 71.0)
+    assert breaker.state(71) is State.PROBING
+    assert breaker.book(fresh, FAULT, 71.0)
 
 
 def test_requests_sent_before_it_opened_do_not_judge_the_probe() -> None:
@@ -163,6 +163,60 @@ def test_requests_sent_before_it_opened_do_not_judge_the_probe() -> None:
     assert breaker.state(10) is State.PROBING
 
 
+def test_what_failed_at_the_peer_is_nobodys_here() -> None:
+    breaker = Breaker(SETTINGS)
+    send(breaker, Outcome.PEER, times=1000)
+    assert breaker.state(0) is State.CLOSED
+    probed = opened()
+    send(probed, Outcome.PEER, 10.0)
+    assert probed.state(10) is State.PROBING and probed.admits(10)
+
+
+def test_where_there_is_reason_to_believe_in_it_it_is_probed_soon() -> None:
+    breaker = opened()
+    breaker.hasten(0.2)
+    assert breaker.wait_s(0.2) == pytest.approx(0.8)
+    assert breaker.admit(0.9) is None
+    send(breaker, OK, 1.0, times=2)
+    assert breaker.state(1.0) is State.CLOSED
+
+
+def test_a_short_pause_doubles_too_so_that_lies_are_believed_ever_less() -> None:
+    breaker, now, pauses = opened(), 0.0, []
+    for _ in range(7):
+        breaker.hasten(now)
+        pauses.append(breaker.wait_s(now))
+        now += pauses[-1]
+        send(breaker, FAULT, now)
+    assert pauses == [1, 2, 4, 8, 16, 30, 30]
+
+
+def test_a_short_pause_is_never_longer_than_the_plain_one() -> None:
+    breaker = Breaker(BreakerSettings(faults=1, pause_s=0.3))
+    send(breaker, FAULT)
+    breaker.hasten(0.0)
+    assert breaker.wait_s(0.0) == pytest.approx(0.3)
+
+
+def test_hurry_changes_nothing_for_one_that_is_not_open() -> None:
+    closed, probing = Breaker(SETTINGS), opened()
+    closed.hasten(5.0)
+    assert closed.state(5.0) is State.CLOSED
+    one = ticket(probing, 10.0)
+    probing.hasten(10.0)
+    assert not probing.admits(11.0)
+    probing.book(one, OK, 11.0)
+
+
+def test_after_closing_the_short_pause_is_short_again() -> None:
+    breaker = opened()
+    send(breaker, FAULT, 10.0)
+    send(breaker, OK, 30.0, times=2)
+    send(breaker, FAULT, 30.0, times=3)
+    breaker.hasten(30.0)
+    assert breaker.wait_s(30.0) == 1
+
+
 def test_a_probe_counts_once() -> None:
     breaker = opened()
     probe = ticket(breaker, 10.0)
@@ -171,7 +225,8 @@ def test_a_probe_counts_once() -> None:
     assert breaker.state(10) is State.PROBING
 
 
-steps = st.tuples(st.sampled_from(["admit", "ok", "neutral", "fault"]), st.floats(0, 40))
+WHAT = ["admit", "ok", "neutral", "peer", "fault", "hasten"]
+steps = st.tuples(st.sampled_from(WHAT), st.floats(0, 40))
 
 
 @given(st.lists(steps, max_size=60))
@@ -186,8 +241,10 @@ def test_there_is_never_more_than_one_living_probe_and_never_a_request_while_ope
             found = breaker.admit(now)
             assert not (found and state is State.OPEN)
             out += [found] if found else []
+        elif what == "hasten":
+            breaker.hasten(now)
         elif out:
-            named = {"ok": OK, "neutral": NEUTRAL, "fault": FAULT}
+            named = {"ok": OK, "neutral": NEUTRAL, "fault": FAULT, "peer": Outcome.PEER}
             breaker.book(out.pop(0), named[what], now)
         assert sum(one.probe and one.life == breaker._life for one in out) <= 1
         assert breaker.wait_s(now) >= 0
@@ -228,3 +285,32 @@ def test_while_a_probe_is_under_way_the_wait_is_short() -> None:
     breaker = opened()
     ticket(breaker, 10.0)
     assert breaker.wait_s(10.0) == 1.0
+
+
+def test_only_those_that_are_not_closed_are_kept_aside() -> None:
+    breakers = all_of(P1)
+    assert set(breakers.shut) == {P1}
+    send(breakers.of(P2), OK, 0.0)
+    assert set(breakers.shut) == {P1}
+    told: list[tuple[Worker, float]] = []
+    breakers.on_closed = lambda worker, now: told.append((worker, now))
+    send(breakers.of(P1), OK, 10.0, times=2)
+    assert not breakers.shut and told == [(P1, 10.0)]
+
+
+def test_a_health_check_that_says_well_hastens_the_circuits_of_its_pod_only() -> None:
+    breakers = all_of(P1, P1B, P2)
+    assert not breakers.well(Pod("p1"), 2.0)
+    assert [breakers.admits(one, 2.0) for one in (P1, P1B, P2)] == [True, True, False]
+    assert breakers.well(Pod("p9"), 2.0)
+
+
+def test_a_late_word_about_an_earlier_life_reaches_nobody() -> None:
+    breakers = Breakers(SETTINGS)
+    old = breakers.of(P1)
+    late = [ticket(old, 0.0) for _ in range(3)]
+    breakers.forget(Pod("p1"))
+    for one in late:
+        old.book(one, FAULT, 1.0)
+    assert breakers.admits(P1, 1.0) and not breakers.shut
+    assert breakers.of(P1).state(1.0) is State.CLOSED

@@ -9,6 +9,7 @@ import pytest
 
 from kvplane.index import View, chain
 from kvplane.router import facts
+from kvplane.router.availability import AllShut
 from kvplane.router.breaker import Breakers, Outcome
 from kvplane.router.choice import Choice, Chooser
 from kvplane.router.errors import GatewayError
@@ -68,7 +69,7 @@ class House:
     def choose(self, *prompts: list[int], **more: Any) -> Choice:
         ask = parse("/generate", b'{"text":"x"}', "id")
         prompt = more.pop("prompt", None) or Prompt(tuple(prompts) or (TOKENS,))
-        return self.chooser.choose(ask, prompt, 0.0, **more)
+        return self.chooser.choose(ask, prompt, more.pop("now", 0.0), **more)
 
 
 def test_the_deepest_prefix_wins_and_its_depth_is_told() -> None:
@@ -228,7 +229,7 @@ def test_the_guilty_are_left_out_while_others_can_serve() -> None:
     assert house.choose(without=(D1,)).decode.worker == D1
 
 
-def test_an_open_circuit_is_passed_by_and_all_open_say_when_to_come_back() -> None:
+def test_an_open_circuit_is_passed_by_and_where_all_are_the_first_is_tried_soon() -> None:
     house = House()
     for worker in (P1, P2):
         ticket = house.breakers.of(worker).admit(0.0)
@@ -236,9 +237,43 @@ def test_an_open_circuit_is_passed_by_and_all_open_say_when_to_come_back() -> No
         house.breakers.of(worker).book(ticket, Outcome.FAULT, 0.0)
         if worker == P1:
             assert house.choose().holder.worker == P2
-    with pytest.raises(GatewayError, match="no_prefill_available") as caught:
+    with pytest.raises(AllShut, match="no_prefill_available") as caught:
         house.choose()
-    assert caught.value.retry_after == "60"
+    assert (caught.value.status, caught.value.retry_after, caught.value.alone) == (503, "1", False)
+    assert house.choose(now=1.0).holder.worker in (P1, P2)
+
+
+def test_two_that_failed_together_too_often_meet_others_where_there_are_some() -> None:
+    house = House()
+    for _ in range(3):
+        house.breakers.pairs.failed(P1, D1, 0.0)
+    house.store(P1, 6)
+    assert house.choose().holder.worker == P2
+    house.fleet.down(Pod("p2"))
+    assert house.choose().holder.worker == P1, "nobody else is left"
+
+
+def test_a_worker_where_all_wait_is_passed_by_while_others_serve() -> None:
+    house = House()
+    house.store(P1, 6)
+    for _ in range(3):
+        house.fleet.book(P1, 0)
+    assert house.choose(now=100.0).holder.worker == P1
+    assert house.choose(now=129.0).holder.worker == P1
+    assert house.choose(now=130.0).holder.worker == P2
+    stuck = house.fleet.target(P1)
+    assert stuck is not None
+    house.fleet.answered(stuck, 131.0)
+    assert house.choose(now=131.0).holder.worker == P1
+
+
+@pytest.mark.parametrize(("without", "others"), [((), True), ((P1,), True), ((P1, P2), False)])
+def test_whether_others_can_serve_is_known(without: tuple[Worker, ...], others: bool) -> None:
+    assert House().chooser.others("tiny", without, 0.0) is others
+
+
+def test_there_are_no_others_for_a_model_nobody_has() -> None:
+    assert not House().chooser.others("huge", (), 0.0)
 
 
 def test_a_pair_that_does_not_fit_is_named() -> None:
@@ -250,9 +285,9 @@ def test_a_pair_that_does_not_fit_is_named() -> None:
 
 
 def test_an_engine_without_a_hand_off_is_no_pair() -> None:
-    house = House(engine="vllm")
-    house.up("d1", Role.DECODE, engine="vllm")
-    with pytest.raises(GatewayError, match="vllm"):
+    house = House(engine="other")
+    house.up("d1", Role.DECODE, engine="other")
+    with pytest.raises(GatewayError, match="other"):
         house.choose()
 
 

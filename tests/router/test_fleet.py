@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import random
 from itertools import pairwise
 
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from kvplane.router.discovery import Waiting
+from kvplane.router.errors import GatewayError
 from kvplane.router.fleet import Fleet
 from kvplane.router.settings import FleetSettings
 from kvplane.router.target import Booking, Lost, Pulse, Target, beat
@@ -140,6 +143,20 @@ def test_a_model_is_served_by_those_that_have_it_or_an_adapter_of_that_name() ->
     assert fleet.models() == ("french", "other", "tiny")
 
 
+@pytest.mark.parametrize(
+    ("name", "model", "most"),
+    [("tiny", "tiny", 100), ("french", "tiny", 100), ("other", "other", 0), ("huge", "huge", 0)],
+)
+def test_a_name_leads_to_its_model_and_the_longest_context_of_it(
+    name: str, model: str, most: int
+) -> None:
+    short = up("p1", adapters=("french",), max_tokens=50)
+    fleet = fleet_of(short, up("p2", max_tokens=100), up("p3", model="other"))
+    assert fleet.asked_for(name) == (model, most)
+    fleet.down(Pod("p2"))
+    assert fleet.asked_for("tiny") == ("tiny", 50), "looked up again"
+
+
 def test_an_unknown_model_is_named_with_those_there_are() -> None:
     error = fleet_of(up("p1")).lack(Role.PREFILL, "huge")
     assert error is not None and (error.code, error.status) == ("model_not_found", 404)
@@ -170,11 +187,32 @@ def test_why_nobody_can_be_used_names_each_worker() -> None:
     assert error is not None and "p1 draining, p2 unhealthy (connection refused)" in error.message
 
 
+def test_who_serves_is_looked_up_again_whenever_something_changes() -> None:
+    fleet = fleet_of(up("p1"), up("d1", Role.DECODE))
+    assert [names(side) for side in fleet.sides("tiny")] == [["p1"], ["d1"]]
+    fleet.up(up("p2"))
+    fleet.drain(Pod("p1"))
+    assert [names(side) for side in fleet.sides("tiny")] == [["p2"], ["d1"]]
+    fleet.mark_lost(Pod("p2"), Lost(Stage.REGISTER, "x"))
+    with pytest.raises(GatewayError, match="no_prefill_available"):
+        fleet.sides("tiny")
+    fleet.mark_found(Pod("p2"), Shape())
+    fleet.down(Pod("d1"))
+    with pytest.raises(GatewayError, match="no_decode_available"):
+        fleet.sides("tiny")
+    fleet.up(up("u1", Role.BOTH))
+    assert [names(side) for side in fleet.sides("tiny")] == [["u1"], []]
+
+
 def test_names_from_clients_do_not_fill_memory() -> None:
     fleet = fleet_of(up("p1"))
     for number in range(3000):
         fleet.selectable(Role.PREFILL, f"name{number}")
-    assert len(fleet._chosen) <= 1024
+        fleet.asked_for(f"name{number}")
+        with contextlib.suppress(GatewayError):
+            fleet.sides(f"name{number}")
+    assert len(fleet._chosen) <= 1024 >= len(fleet._asked)
+    assert not fleet._sides
 
 
 # Health -----------------------------------------------------------------------------------------
@@ -220,6 +258,107 @@ def test_mark_health_says_when_it_changed_and_keeps_the_reason() -> None:
     assert not fleet.mark_health(Pod("gone"), False, 1.0)
 
 
+# Health by traffic -------------------------------------------------------------------------------
+
+
+def target_of(fleet: Fleet, name: str) -> Target:
+    found = fleet.target(Worker(Pod(name)))
+    assert found is not None
+    return found
+
+
+def test_an_answer_outweighs_failed_probes() -> None:
+    fleet = fleet_of(up("p1"))
+    for at in range(100):
+        for _ in range(2):
+            assert not fleet.mark_health(Pod("p1"), False, at, "GET /health: no answer in 3 s")
+        fleet.answered(target_of(fleet, "p1"), at)
+    assert fleet.healthy(Pod("p1"))
+
+
+def test_health_that_fails_one_of_three_at_random_under_load_changes_nothing() -> None:
+    chance = random.Random(3)
+    fleet, changes = fleet_of(up("p1"), up("p2")), 0
+    for at in range(2000):
+        changes += fleet.mark_health(Pod("p1"), chance.random() > 1 / 3, at, "slow")
+        fleet.answered(target_of(fleet, "p1"), at)
+    assert changes == 0
+
+
+def test_answers_bring_back_one_that_was_called_unhealthy() -> None:
+    fleet = fleet_of(up("p1"))
+    for _ in range(3):
+        fleet.mark_health(Pod("p1"), False, 1.0, "slow")
+    fleet.answered(target_of(fleet, "p1"), 2.0)
+    assert not fleet.healthy(Pod("p1"))
+    fleet.answered(target_of(fleet, "p1"), 3.0)
+    assert fleet.healthy(Pod("p1"))
+
+
+def test_one_that_nobody_listens_at_leaves_while_others_serve() -> None:
+    fleet = fleet_of(up("p1"), up("p2"), up("d1", Role.DECODE))
+    said = [fleet.refused(target_of(fleet, "p1"), at, "no connection") for at in (1.0, 2.0, 3.0)]
+    assert said == [False, False, True]
+    assert names(fleet.selectable(Role.PREFILL, "tiny")) == ["p2"]
+
+
+@pytest.mark.parametrize("last", [up("d1", Role.DECODE), up("p2", model="other")])
+def test_traffic_alone_never_takes_the_last_of_its_kind(last: WorkerUp) -> None:
+    fleet = fleet_of(up("p1", dp_size=2), last)
+    for at in range(100):
+        assert not fleet.refused(target_of(fleet, "p1"), at, "no connection")
+    assert fleet.healthy(Pod("p1"))
+
+
+def test_words_about_an_earlier_life_change_nothing_for_this_one() -> None:
+    fleet = fleet_of(up("p1", generation=Generation("a")), up("p2"))
+    old = target_of(fleet, "p1")
+    fleet.up(up("p1", generation=Generation("b")))
+    for at in range(5):
+        assert not fleet.refused(old, at, "no connection")
+    for _ in range(3):
+        fleet.mark_health(Pod("p1"), False, 1.0, "slow")
+    for at in range(5):
+        fleet.answered(old, at)
+    assert not fleet.healthy(Pod("p1"))
+
+
+def test_a_pod_that_is_gone_is_not_healthy() -> None:
+    assert not Fleet().healthy(Pod("p1"))
+
+
+# Taking load gradually ---------------------------------------------------------------------------
+
+
+def shares(fleet: Fleet, now: float) -> list[float]:
+    return [round(target.share(now, fleet.settings), 3) for target in fleet.targets()]
+
+
+def test_a_worker_that_is_new_takes_load_gradually() -> None:
+    fleet = Fleet(FleetSettings(ramp_s=10, ramp_least=0.1))
+    fleet.up(up("p1"), 100.0)
+    fleet.up(up("p2"), 200.0)
+    assert fleet.ramping_until == 210.0
+    assert [shares(fleet, now) for now in (200.0, 205.0, 210.0)] == [[1, 0.1], [1, 0.55], [1, 1]]
+
+
+def test_so_does_one_that_is_healthy_again_or_whose_circuit_closed() -> None:
+    fleet = fleet_of(up("p1"), up("p2", dp_size=2))
+    for ok in (False, False, False, True, True):
+        fleet.mark_health(Pod("p1"), ok, 100.0, "slow")
+    assert shares(fleet, 100.0) == [0.1, 1, 1]
+    fleet.returned(Worker(Pod("p2"), 1), 105.0)
+    assert shares(fleet, 105.0) == [0.55, 1, 0.1]
+    fleet.returned(Worker(Pod("gone")), 105.0)
+
+
+def test_new_facts_of_a_living_pod_do_not_make_it_new() -> None:
+    fleet = Fleet()
+    fleet.up(up("p1", model=""), 0.0)
+    fleet.up(up("p1", model="tiny"), 100.0)
+    assert shares(fleet, 100.0) == [1]
+
+
 # Load -------------------------------------------------------------------------------------------
 
 
@@ -246,7 +385,14 @@ class Accounts(RuleBasedStateMachine):
         super().__init__()
         self.fleet = fleet_of(up("p1", dp_size=2), up("p2"))
         self.open: list[tuple[Booking, int]] = []
+        self.begun: list[Booking] = []
         self.life = 0
+
+    @rule(at=st.integers(0, 20))
+    def begin(self, at: int) -> None:
+        if at < len(self.open):
+            self.open[at][0].began()
+            self.begun.append(self.open[at][0])
 
     @rule(pod=st.sampled_from(["p1", "p2"]), rank=st.integers(0, 1), tokens=st.integers(0, 9999))
     def book(self, pod: str, rank: int, tokens: int) -> None:
@@ -277,6 +423,8 @@ class Accounts(RuleBasedStateMachine):
         for target in self.fleet.targets():
             mine = [tokens for booking, tokens in self.open if booking.target is target]
             assert (target.inflight_tokens, target.inflight_requests) == (sum(mine), len(mine))
+            waiting = [b for b, _ in self.open if b.target is target and b not in self.begun]
+            assert target.waiting_requests == len(waiting)
 
     def teardown(self) -> None:
         for booking, _ in self.open:

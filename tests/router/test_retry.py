@@ -53,6 +53,10 @@ def test_the_engines_own_word_is_kept() -> None:
     assert asked(Failed((P1,), 429, retry_after_s=1.0), left_s=0.9) == Stop("no time left")
 
 
+def test_what_one_worker_asks_to_wait_is_not_waited_for_where_another_can_serve() -> None:
+    assert asked(Failed((P1,), 429, retry_after_s=3600.0, others=True)) == Again(0.05, (P1,))
+
+
 def test_the_budget_is_a_share_of_requests() -> None:
     settings = RetrySettings(budget_share=0.2, budget_most=2)
     budget = Budget(settings)

@@ -1,0 +1,88 @@
+"""Availability: who of those that serve is asked now?
+
+Pure: time is an argument. Between fleet.py (who is well) and policies/ (in which order): circuits
+that are open, workers that failed this very request, workers where everything waits. Open it to
+change who is left out, and what is done where nobody would be left.
+
+    open circuit        left out; where all are: asked again soon, and the caller is told when
+    failed this request |
+    stuck               left out as long as others can serve: the last one is never refused for it
+
+One that is new, or back, is not left out: the policies give it a smaller share (Candidate.share).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from kvplane.vocabulary import Role, Stage, Worker
+
+from .breaker import Breakers
+from .depths import NOTHING
+from .errors import GatewayError
+from .foretold import Depth
+from .policies import Candidate
+from .settings import FleetSettings
+from .target import Target
+
+
+class AllShut(GatewayError):
+    """Every circuit of a role is open. `wait_s`: until the first of them is tried again."""
+
+    def __init__(self, targets: Sequence[Target], wait_s: float) -> None:
+        role = targets[0].role
+        side = "decode" if role is Role.DECODE else "prefill"
+        super().__init__(
+            f"no_{side}_available",
+            f"every {role} worker failed too often lately; the next is tried in {wait_s:.0f} s",
+            retry_after=f"{max(1, round(wait_s))}",
+            at=Stage.AVAILABILITY,
+        )
+        self.wait_s, self.alone = wait_s, len(targets) == 1
+
+
+def available(
+    targets: Sequence[Target],
+    breakers: Breakers,
+    settings: FleetSettings,
+    now: float,
+    without: Collection[Worker] = (),
+) -> Sequence[Target]:
+    """Those that may be asked, never nobody. Raises AllShut."""
+    found = targets
+    if breakers.shut:
+        found = [target for target in targets if breakers.admits(target.worker, now)]
+        if not found:
+            workers = [target.worker for target in targets]
+            breakers.hasten(workers, now)
+            if (wait_s := breakers.wait_s(workers, now)) > 0:
+                raise AllShut(targets, wait_s)
+            found = [target for target in targets if breakers.admits(target.worker, now)]
+    if without:
+        found = [target for target in found if target.worker not in without] or found
+    stuck = [target for target in found if target.stuck(now, settings)]
+    if stuck and len(stuck) < len(found):
+        return [target for target in found if target not in stuck]
+    return found
+
+
+def candidates(
+    targets: Sequence[Target],
+    depths: Mapping[Worker, Depth],
+    settings: FleetSettings,
+    now: float,
+    ramping: bool = False,
+) -> list[Candidate]:
+    """What the policies are told of each. A share counts only beside somebody who has a whole one:
+    where all are new, all are equal."""
+    if not ramping:
+        shares = [1.0] * len(targets)
+    else:
+        shares = [target.share(now, settings) for target in targets]
+        if max(shares, default=1.0) < 1.0:
+            shares = [1.0] * len(targets)
+    found = []
+    for target, share in zip(targets, shares, strict=True):
+        depth = depths.get(target.worker, NOTHING)
+        found.append(Candidate(target, depth.blocks, depth.tokens, share))
+    return found
