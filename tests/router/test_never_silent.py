@@ -151,7 +151,7 @@ def mistaken(cause: Cause, about: str) -> Callable[[Gatehouse, Engine], None]:
     ("breaks", "state", "label", "reason", "finding"),
     [
         (version_mismatch, "dark", "stream", "does not speak the event", "the KV events of u1"),
-        (event_port, "dark", "never_heard", "u1 was never heard of", "the KV events of u1 are not heard"),
+        (event_port, "dark", "never_heard", "u1 was never heard of", "the KV events of u1 are not"),
         (tokenizer, "dark", "tokens", "tokens of the gateway are not", "tokens of the gateway"),
         (
             mistaken(Cause.BLOCK_SIZE, "32 tokens"), "partial", "block size",
