@@ -18,8 +18,8 @@ from typing import Any, ClassVar
 
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from kvplane.offers import Declining
 from kvplane.refusals import MOST_LINES, refusal, too_long
 from kvplane.writing import Writer
 
@@ -34,7 +34,7 @@ LEAVE = "kvplane.leave"  # a task that waits for this would cost a tenth of a sm
 TELL_S = 1.0  # a flood of bad heads is not a flood of log lines
 
 
-class Connection(HttpToolsProtocol):
+class Connection(Declining):
     """uvicorn's protocol that lets go of a client that sends too much, or too slowly."""
 
     refused: ClassVar[int] = 0  # connections of the whole process; a gauge reads it
@@ -46,7 +46,6 @@ class Connection(HttpToolsProtocol):
 
     _quiet = 0  # bytes since a request or a part of a body was complete
     _within = False  # between the first byte of a request and its last
-    _why: tuple[int, str] | None = None  # the head was refused, though the parser took it
     _named: str | None = None
     _late: asyncio.TimerHandle | None = None
     _stuck: asyncio.TimerHandle | None = None
