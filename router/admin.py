@@ -17,9 +17,8 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
 
-
-from .admin_evidence import evidence_routes
 from .admin_docs import docs_page
+from .admin_evidence import evidence_routes
 from .admin_fleet import fleet_routes
 from .admin_workers import Declare, WorkerDesk, worker_routes
 from .engines import ask_engine, ask_models
@@ -84,7 +83,10 @@ def _models(app: FastAPI, gateway: Gateway) -> None:
     @app.get("/v1/models", tags=["models"])
     async def models() -> dict[str, Any]:
         """All models, each as its engine describes it."""
-        return {"object": "list", "data": [_marked(gateway, one) for one in await ask_models(gateway)]}
+        return {
+            "object": "list",
+            "data": [_marked(gateway, one) for one in await ask_models(gateway)],
+        }
 
     @app.get("/v1/models/{model:path}", tags=["models"])
     async def model(model: str) -> dict[str, Any]:

@@ -86,7 +86,8 @@ def _adding(router: APIRouter, board: _Board, declare: Declare | None) -> None:
             raise GatewayError("invalid_request", str(error), "url") from None
         board.note(up.pod, new)
         response.headers["location"] = f"/workers/{worker_id(up.pod)}"
-        return _accepted(up.pod) | {"url": up.url, "location": response.headers["location"]}
+        told = {"url": up.url, "location": response.headers["location"]}
+        return _accepted(up.pod, new) | told
 
 
 def _changing(router: APIRouter, board: _Board) -> None:
@@ -101,7 +102,7 @@ def _changing(router: APIRouter, board: _Board) -> None:
         if change.draining is not None:
             board.gateway.fleet.drain(pod, change.draining)
         board.note(pod, change)
-        return _accepted(pod)
+        return _accepted(pod, change)
 
     @router.delete("/workers/{id}", status_code=202, response_model=None)
     async def remove(id: str) -> dict[str, Any] | Response:
@@ -160,8 +161,10 @@ def _ranks(targets: Any, pod: Pod) -> list[Any]:
     return [target for target in targets if target.worker.pod == pod]
 
 
-def _accepted(pod: Pod) -> dict[str, Any]:
-    return {"status": "accepted", "worker_id": worker_id(pod), "message": f"worker {pod}"}
+def _accepted(pod: Pod, told: Notes | None = None) -> dict[str, Any]:
+    unused = "; its api_key is not used: engines get the one of --api-key"
+    message = f"worker {pod}" + unused * bool(told is not None and told.api_key)
+    return {"status": "accepted", "worker_id": worker_id(pod), "message": message}
 
 
 def _no(status: int, error: str, code: str) -> Response:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -120,7 +121,7 @@ class Api:
         client: AsgiClient,
     ) -> None:
         read = (path, raw, request_id, self.keys.onward(headers), key.salt)
-        make = _ask if path in COUNTS else read_call
+        make: Callable[..., Ask | Call] = _ask if path in COUNTS else read_call
         wanted = make(*read) if len(raw) <= LONG_BYTES else await asyncio.to_thread(make, *read)
         await self.admission.enter(key, client)
         try:

@@ -26,9 +26,7 @@ MOST_BYTES = 4 * 1024 * 1024
 MOST_ASKED = 64  # engines, for one question to all of them; the rest are known by name
 
 
-async def get(
-    gateway: Gateway, url: str, path: str, method: str = "GET"
-) -> tuple[int, bytes]:
+async def get(gateway: Gateway, url: str, path: str, method: str = "GET") -> tuple[int, bytes]:
     """Status and body of one call. Raises LegError, TimeoutError."""
     key = gateway.settings.admission.api_key
     headers = [(b"authorization", b"Bearer " + key.encode())] if key else []

@@ -65,9 +65,7 @@ class Call:
         return PROXIED[self.path]
 
 
-def read_call(
-    path: str, raw: bytes, request_id: str, headers: HeaderList, salt: str = ""
-) -> Call:
+def read_call(path: str, raw: bytes, request_id: str, headers: HeaderList, salt: str = "") -> Call:
     """A Call of a body. What steers engines is taken out of a JSON body as on inference routes; a
     body of another kind goes as it is, unless its key is a tenant's. Raises GatewayError."""
     kind = next((value for name, value in headers if name == b"content-type"), JSON)

@@ -4,9 +4,9 @@ Pure. A tenant's requests carry a salt that we make: engines keep salted blocks 
 ranks in the namespace of that salt, since prompts.py reads the same member. A client never chooses
 it. api.py applies it to each body. Open it to change how tenants are kept apart.
 
-    key of tenant "acme":  {"prompt": "x"}                     -> ... "cache_salt":"kvplane:4f0c..."
-                           {"prompt": "x", "cache_salt": "a"}  -> ... "cache_salt":"kvplane:4f0c...:9d1e..."
-    any other key:         {"prompt": "x", "cache_salt": "a"}  -> as it is; "kvplane:..." is refused
+    key of tenant "acme":   {}                   -> {"cache_salt":"kvplane:4f0c..."}
+                            {"cache_salt": "a"}  -> {"cache_salt":"kvplane:4f0c...:9d1e..."}
+    any other key:          {"cache_salt": "a"}  -> as it is; "kvplane:..." is refused
 """
 
 from __future__ import annotations

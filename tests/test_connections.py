@@ -143,3 +143,103 @@ async def test_head_and_body_leave_in_one_write(port: int) -> None:
     await until(lambda: reader._buffer)  # type: ignore[attr-defined]
     assert bytes(reader._buffer).endswith(b"0\r\n\r\n")  # type: ignore[attr-defined]
     writer.close()
+
+
+# -- heads that are too big; FR-AP-13
+
+
+def head(size: int = 0, lines: int = 0, url: int = 0) -> bytes:
+    """A request of one long header, many headers or a long URL; its body is left out."""
+    found = b"GET /" + b"u" * url + b" HTTP/1.1\r\nhost: a\r\n"
+    if size:
+        found += b"cookie: " + b"c" * (size - len(found) - 12) + b"\r\n"
+    found += b"".join(b"x-%d: 1\r\n" % number for number in range(lines))
+    return found + b"connection: close\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "status"),
+    [
+        (head(8_000), 200),
+        (head(16_000), 200),
+        (head(40_000), 200),
+        (head(63_000), 200),
+        (head(70_000), 431),
+        (head(500_000), 431),
+        (head(lines=300), 200),
+        (head(lines=2000), 431),
+        (head(url=20_000), 200),
+        (head(url=70_000), 414),
+    ],
+    ids=["8k", "16k", "40k", "63k", "70k", "500k", "300", "2000", "url 20k", "url 70k"],
+)
+@pytest.mark.parametrize("step", [1 << 20, 1000], ids=["at once", "in pieces"])
+async def test_a_big_head_passes_up_to_the_limit_and_is_told_what_is_too_much(
+    port: int, sent: bytes, status: int, step: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    Connection.told_at = 0.0
+    told = await answer(port, *(sent[at : at + step] for at in range(0, len(sent), step)))
+    assert told.startswith(b"HTTP/1.1 %d " % status), told[:80]
+    if status == 200:
+        return
+    where, _, body = told.partition(b"\r\n\r\n")
+    assert b"connection: close" in where and b"content-type: application/json" in where
+    error = json.loads(body)["error"]
+    assert error["type"] == "invalid_request_error" and error["message"]
+    lines = [one.getMessage() for one in caplog.records if one.name == "kvplane.connections"]
+    assert len(lines) == 1 and f"status={status}" in lines[0] and "client=127.0.0.1" in lines[0]
+
+
+async def test_the_limit_is_what_was_configured() -> None:
+    server = Server(app, "127.0.0.1", 0, "test", most_head_bytes=10_000)
+    await server.start()
+    try:
+        assert (await answer(server.port, head(9_900))).startswith(b"HTTP/1.1 200 ")
+        told = await answer(server.port, head(10_200))
+        assert told.startswith(b"HTTP/1.1 431 ") and b"longer than 10000 bytes" in told
+        assert (await answer(server.port, head(url=6_000))).startswith(b"HTTP/1.1 200 ")
+        assert (await answer(server.port, head(url=11_000))).startswith(b"HTTP/1.1 414 ")
+    finally:
+        await server.stop()
+
+
+async def test_a_body_that_comes_with_its_head_counts_for_nothing(port: int) -> None:
+    body = b"z" * 300_000
+    sent = b"POST / HTTP/1.1\r\nhost: a\r\nconnection: close\r\ncontent-length: 300000\r\n\r\n"
+    assert (await answer(port, sent + body)).startswith(b"HTTP/1.1 200 ")
+
+
+async def test_a_flood_of_bad_heads_is_no_flood_of_log_lines(
+    port: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    Connection.told_at = 0.0
+    before = Connection.refused
+    for _ in range(20):
+        await answer(port, b"\x00\x01 nonsense\r\n\r\n")
+    assert Connection.refused == before + 20
+    lines = [one for one in caplog.records if one.name == "kvplane.connections"]
+    assert 1 <= len(lines) <= 10
+
+
+async def test_who_is_refused_while_sending_hears_it_and_is_let_go() -> None:
+    """A socket that is closed over unread bytes is reset, and the reset takes the answer along."""
+
+    async def full(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        headers = [(b"connection", b"close"), (b"content-length", b"2")]
+        await send({"type": "http.response.start", "status": 413, "headers": headers})
+        await send({"type": "http.response.body", "body": b"no"})
+
+    server = Server(full, "127.0.0.1", 0, "test")
+    await server.start()
+    try:
+        for _ in range(20):
+            reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+            writer.write(b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 9000000\r\n\r\n")
+            for _ in range(40):
+                writer.write(b"z" * 100_000)
+            async with asyncio.timeout(10):
+                assert (await reader.read()).endswith(b"no")
+            writer.close()
+        await until(lambda: not server._server.server_state.connections)
+    finally:
+        await server.stop()

@@ -87,9 +87,7 @@ def _digest(place: str, table: Mapping[str, Any]) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-def _text(
-    place: str, table: Mapping[str, Any], name: str, form: re.Pattern[str], want: str
-) -> str:
+def _text(place: str, table: Mapping[str, Any], name: str, form: re.Pattern[str], want: str) -> str:
     value = table.get(name, "")
     if value == "":
         return ""

@@ -51,9 +51,7 @@ DEMO_KEYS = (
     Key("port", port, 8000, "gateway's port; a free one where it is taken"),
     one_of("log_level", LEVELS, "warning", "how much to log"),
 )
-WRITE_KEY = Key(
-    "write_key", text, "", "key that ranks need to register: Authorization: Bearer"
-)
+WRITE_KEY = Key("write_key", text, "", "key that ranks need to register: Authorization: Bearer")
 OPEN_WRITES = Key(
     "open_writes",
     switch,

@@ -78,7 +78,9 @@ ADMITTING: tuple[Key, ...] = (
     Key("max_concurrent_requests", whole(-1), -1, "more have to wait; -1 = no limit"),
     Key("queue_size", whole(0), 100, "requests that may wait for a place; more get 429"),
     Key("queue_timeout_secs", seconds, 60.0, "longest such wait; then 503"),
-    Key("rate_limit_tokens_per_second", RATE, None, "requests a second over all keys; more get 429"),
+    Key(
+        "rate_limit_tokens_per_second", RATE, None, "requests a second over all keys; more get 429"
+    ),
     Key("max_payload_size", whole(1, 2**40), 512 * 2**20, "bytes of a request body; more get 413"),
     Key("max_payload_total", whole(1, 2**44), 4 * 2**30, "of all at once; more get 503"),
     Key("max_header_size", whole(1024, 2**24), 64 * 2**10, "bytes of a request's head; then 431"),

@@ -18,10 +18,10 @@ from typing import Any
 
 from kvplane import __version__
 from kvplane.keyring import ApiKey, KeyFault, keys_from_tables
-from kvplane.options import COMMANDS, WORKER_COMMANDS, Command, Key
+from kvplane.options import COMMANDS, WORKER_COMMANDS, Command
+from kvplane.options_kinds import Key
 from kvplane.vocabulary import Role, WorkerUp
 from kvplane.workers import WorkerFault, declared, endpoint, worker_from_table
-
 
 SECRET = re.compile("key|secret|password|token$")
 
@@ -29,9 +29,11 @@ SECRET = re.compile("key|secret|password|token$")
 class BadSetting(ValueError):
     """A value nobody can use. Names the key, where it came from, the value and what is right."""
 
-    def __init__(self, key: str, source: str, value: object, want: str) -> None:
+    def __init__(
+        self, key: str, source: str, value: object, want: str, hidden: bool = False
+    ) -> None:
         shown = re.sub("://.*@", "://***@", repr(value))  # a login is nobody else's business
-        if SECRET.search(key):  # nor is a key, also where its name is mistyped
+        if hidden or SECRET.search(key):  # nor is a key
             shown = "***"
         super().__init__(f"{key} = {shown} ({source}): {want}")
 
@@ -212,13 +214,15 @@ def _no_strangers(command: Command, file: Mapping[str, Any], section: Mapping[st
     tables = {name.replace("-", "_") for name in COMMANDS} | {"workers", "keys"}
     for key in file:
         if key not in known | tables:
-            want = f"no such key{_near(key, known | tables)}; see kvplane COMMAND --help"
-            raise BadSetting(key, "file", file[key], want)
+            near = _near(key, known | tables)
+            want = f"no such key{near}; see kvplane COMMAND --help"
+            raise BadSetting(key, "file", file[key], want, bool(SECRET.search(near)))
     own = {key.name for key in command.keys}
     for key in section:
         if key not in own:
-            want = f"no key of this command{_near(key, own)}; it has {', '.join(sorted(own))}"
-            raise BadSetting(key, "file", section[key], want)
+            near = _near(key, own)
+            want = f"no key of this command{near}; it has {', '.join(sorted(own))}"
+            raise BadSetting(key, "file", section[key], want, bool(SECRET.search(near)))
 
 
 def _near(word: str, known: Iterable[str]) -> str:

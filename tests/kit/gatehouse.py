@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from io import BytesIO
 from typing import Any
 
 import aiohttp
@@ -45,7 +46,7 @@ class Gatehouse:
         self, path: str, body: Any, headers: dict[str, str] | None = None
     ) -> tuple[int, bytes, dict[str, str]]:
         """(status, body, headers by lower-case name) of one POST; bytes are sent as they are."""
-        sent = {"data": body} if isinstance(body, bytes) else {"json": body}
+        sent = {"data": BytesIO(body)} if isinstance(body, bytes) else {"json": body}
         async with self.session.post(self.url + path, headers=headers, **sent) as answer:
             found = {name.lower(): value for name, value in answer.headers.items()}
             return answer.status, await answer.read(), found

@@ -120,12 +120,16 @@ class House:
         return prefill, await self.engine(Role.DECODE, **settings)
 
     async def gateway(
-        self, *words: str, tables: Sequence[Mapping[str, Any]] = (), ready: bool = True
+        self,
+        *words: str,
+        tables: Sequence[Mapping[str, Any]] = (),
+        keys: Sequence[Mapping[str, Any]] = (),
+        ready: bool = True,
     ) -> None:
-        """`kvplane all` over workers named by words or as [[workers]] tables."""
+        """`kvplane all` over workers named by words or as [[workers]] tables; [[keys]] too."""
         port = free_port()
         line = ["all", "--port", str(port), "--tokenizer", "builtin", *words]
-        file = {"workers": list(tables)} if tables else {}
+        file = {"keys": list(keys)} | ({"workers": list(tables)} if tables else {})
         told = resolve(vars(parser().parse_args(line)), {}, file)
         await self._begin(0, GatewayPlane(told, told.workers, port))
         self.url = f"http://127.0.0.1:{port}"
