@@ -116,7 +116,7 @@ class Forest:
             elif len(above.blocks) < MOST_BLOCKS and above.only(slot, self.alive):
                 return above
         run = self._new(Run(parent))
-        run.full[slot & 3] = 1 << (slot >> 2)
+        run.fill(slot & 3, 1 << (slot >> 2))
         return run
 
     def _run(self, block: int) -> Run | None:

@@ -18,23 +18,26 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterator, Sequence
 
+import msgspec
+
 TIERS = 4  # gpu, cpu, disk, remote: the low two bits of a slot
 MOST_BLOCKS = 256  # of one run: a split moves at most that many
 
 Slot = int  # ordinal * 4 + tier
 
 
-class Run:
-    """One stretch. Every method keeps `full` and `partial` exact and disjoint."""
+class Run(msgspec.Struct, gc=False, eq=False):
+    """One stretch. Every method keeps `full` and `partial` exact and disjoint.
 
-    __slots__ = ("blocks", "full", "number", "parent", "partial")
+    A look for garbage passes it by, as it passes by all that is in it: there are hundreds of
+    thousands, and everybody waits meanwhile.
+    """
 
-    def __init__(self, parent: int | None, blocks: array[int] | None = None) -> None:
-        self.number = -1  # as the forest counts
-        self.parent = parent
-        self.blocks = array("Q") if blocks is None else blocks
-        self.full = [0] * TIERS
-        self.partial: dict[Slot, int] = {}
+    parent: int | None
+    blocks: array[int] = msgspec.field(default_factory=lambda: array("Q"))
+    full: tuple[int, int, int, int] = (0, 0, 0, 0)
+    partial: dict[Slot, int] = {}
+    number: int = -1  # as the forest counts
 
     @property
     def anyone(self) -> int:
@@ -93,12 +96,17 @@ class Run:
         tier, one = slot & 3, 1 << (slot >> 2)
         if self.partial:
             self.partial.pop(slot, None)
-        if bits == (1 << len(self.blocks)) - 1:
-            self.full[tier] |= one
-            return
-        self.full[tier] &= ~one
-        if bits:
+        whole = bits == (1 << len(self.blocks)) - 1
+        self.fill(tier, self.full[tier] | one if whole else self.full[tier] & ~one)
+        if bits and not whole:
             self.partial[slot] = bits
+
+    def fill(self, tier: int, ordinals: int) -> None:
+        """Say exactly who holds every block in this tier."""
+        told = list(self.full)
+        told[tier] = ordinals
+        gpu, cpu, disk, remote = told
+        self.full = gpu, cpu, disk, remote
 
     def only(self, slot: Slot, alive: int) -> bool:
         """Whether this slot alone holds the run, and all of it: then the run may grow with it."""
@@ -121,7 +129,8 @@ class Run:
     def cut(self, start: int, stop: int, alive: int) -> Run:
         """A new run of positions start..stop-1, with the holders that are alive."""
         part = Run(self.blocks[start - 1] if start else self.parent, self.blocks[start:stop])
-        part.full = [full & alive for full in self.full]
+        gpu, cpu, disk, remote = self.full
+        part.full = gpu & alive, cpu & alive, disk & alive, remote & alive
         mask = (1 << (stop - start)) - 1
         for slot, bits in self.partial.items():
             if alive >> (slot >> 2) & 1:
@@ -135,7 +144,8 @@ class Run:
 
     def scrub(self, dead: int) -> None:
         """Forget ordinals."""
-        self.full = [full & ~dead for full in self.full]
+        gpu, cpu, disk, remote = self.full
+        self.full = gpu & ~dead, cpu & ~dead, disk & ~dead, remote & ~dead
         if self.partial:
             kept = self.partial.items()
             self.partial = {slot: bits for slot, bits in kept if not dead >> (slot >> 2) & 1}
