@@ -155,9 +155,9 @@ class Model:
         found = np.empty(self.size.vocab)
         found[ANSWER_IDS] = self._scores(ctx, self._read_out)
         found[self._rest_ids] = self._scores(ctx, self._read_rest) - NEVER
-        found = SHARP * (found - found.max())
-        found -= np.log(np.exp(found).sum())
-        return found
+        told: npt.NDArray[np.float64] = SHARP * (found - found.max())
+        told -= np.log(np.exp(told).sum())
+        return told
 
     def _scores(self, ctx: Context, read_out: F32) -> npt.NDArray[np.float64]:
         logits = (_normed(ctx.last[None, :]) @ read_out)[0].astype(np.float64)
