@@ -19,6 +19,12 @@ def place() -> Iterator[Site]:
         yield built
 
 
+@pytest.fixture(scope="session")
+def alone(place: Site) -> str:
+    """URL of a gateway where a request need not name the model, since there is one."""
+    return place.run(place.another_gateway(only=STUB))
+
+
 @pytest.fixture
 def llama() -> str:
     """The model most tests ask."""

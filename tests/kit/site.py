@@ -40,10 +40,12 @@ class Site:
         self.url = self.house.url = await self.another_gateway(*words)
         await until(self._known, what="all workers known exactly")
 
-    async def another_gateway(self, *words: str) -> str:
-        """URL of one more over the same engines; what it is told harms no other."""
+    async def another_gateway(self, *words: str, only: str = "") -> str:
+        """URL of one more over the same engines, or those of one model; what it is told harms no
+        other."""
         before = self.house.url
-        told = [word for pair in self.pairs.values() for one in pair for word in one.words]
+        pairs = [self.pairs[only]] if only else self.pairs.values()
+        told = [word for pair in pairs for one in pair for word in one.words]
         await self.house.gateway(*told, *words)
         made, self.house.url = self.house.url, before or self.house.url
         return made
