@@ -65,7 +65,7 @@ class Api:
     async def _infer(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         metrics, clock = self._gateway.metrics, self._gateway.clock
         begun = clock.now()
-        client = AsgiClient(receive, send)
+        client = AsgiClient(receive, send, scope)
         client.on_first = lambda: metrics.first_byte_s.labels(path).observe(clock.now() - begun)
         headers = scope["headers"]
         request_id = sane_id(_header(headers, b"x-request-id"), lambda: secrets.token_hex(12))
@@ -147,7 +147,10 @@ def _ask(path: str, raw: bytes, request_id: str, headers: HeaderList, salt: str)
 
 
 def _header(headers: HeaderList, name: bytes) -> bytes | None:
-    return next((value for key, value in headers if key == name), None)
+    for key, value in headers:
+        if key == name:
+            return value
+    return None
 
 
 def _error_head(error: GatewayError, request_id: str) -> HeaderList:

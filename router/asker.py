@@ -22,15 +22,17 @@ Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 HeaderList = list[tuple[bytes, bytes]]
 
-LEAVE = "kvplane.leave"  # our own server's way to tell; connections.py has it
+# Our own server's ways to tell; connections.py has them.
+LEAVE, WHOLE = "kvplane.leave", "kvplane.whole"
 CLOSE = (b"connection", b"close")  # the rest of a body would only be read to be thrown away
 
 
 class AsgiClient:
     """The one who asked."""
 
-    def __init__(self, receive: Receive, send: Send) -> None:
+    def __init__(self, receive: Receive, send: Send, scope: Scope | None = None) -> None:
         self._receive, self._send = receive, send
+        self._offers = (scope or {}).get("extensions") or {}
         self.bell = Bell()
         self.gone = False
         self.status = 0  # of the answer that began to leave
@@ -60,6 +62,12 @@ class AsgiClient:
         most = limits.most_body_bytes
         if declared.isdigit() and int(declared) > most:
             raise _too_large(most)
+        if (here := self._offers.get(WHOLE)) is not None and here():
+            part, _ = await self._part()  # waits for nothing
+            if len(part) > most:
+                raise _too_large(most)
+            self._hold(len(part), hold)
+            return part
         parts: list[bytes] = []
         size, loop = 0, asyncio.get_running_loop()
         begun = loop.time()

@@ -60,29 +60,29 @@ def load_tokens(ask: Ask, choice: Choice, side: Side) -> int:
 
 def headers(ask: Ask, choice: Choice, bindings: Sequence[Binding]) -> HeaderList:
     """What every inference answer carries."""
-    depth = choice.depth
+    depth, holder, decode = choice.depth, choice.holder.name, choice.decode.name
     found = [
-        ("x-request-id", ask.request_id),
-        ("x-kvplane-prefill", str(choice.holder.worker)),
-        ("x-kvplane-decode", str(choice.decode.worker)),
-        ("x-kvplane-depth", f"{depth.blocks}/{depth.asked}"),
-        ("x-kvplane-knowledge", str(choice.knowledge)),
+        (b"x-request-id", ask.request_id.encode()),
+        (b"x-kvplane-prefill", holder.encode("latin-1", "replace")),
+        (b"x-kvplane-decode", decode.encode("latin-1", "replace")),
+        (b"x-kvplane-depth", b"%d/%d" % (depth.blocks, depth.asked)),
+        (b"x-kvplane-knowledge", choice.knowledge.encode()),
     ]
     if bindings:
         found += _rooms(bindings)
     if choice.knowledge is not Knowledge.EXACT:
-        found.append(("x-kvplane-reason", _one_line(choice.reason)))
+        found.append((b"x-kvplane-reason", _one_line(choice.reason).encode("latin-1", "replace")))
     if ask.stream:
-        found.append(("x-accel-buffering", "no"))  # proxies in front must not collect a stream
-    return [(name.encode(), value.encode("latin-1", "replace")) for name, value in found]
+        found.append((b"x-accel-buffering", b"no"))  # proxies in front must not collect a stream
+    return found
 
 
-def _rooms(bindings: Sequence[Binding]) -> list[tuple[str, str]]:
+def _rooms(bindings: Sequence[Binding]) -> HeaderList:
     """All rooms, or the first of them and how many there are: GET /requests/{id} has them all."""
-    shown = ",".join(str(binding.room) for binding in bindings[:MOST_SHOWN])
-    found = [("x-kvplane-room", shown)]
+    shown = ",".join([str(binding.room) for binding in bindings[:MOST_SHOWN]])
+    found = [(b"x-kvplane-room", shown.encode())]
     if len(bindings) > MOST_SHOWN:
-        found.append(("x-kvplane-rooms", str(len(bindings))))
+        found.append((b"x-kvplane-rooms", b"%d" % len(bindings)))
     return found
 
 

@@ -97,7 +97,10 @@ class Exchange:
 
     def header(self, name: bytes) -> bytes:
         """First value of a header, b"" where absent."""
-        return next((value for key, value in self.headers if key == name), b"")
+        for key, value in self.headers:
+            if key == name:
+                return value
+        return b""
 
     # -- the reader's side
 

@@ -59,12 +59,14 @@ class Target:
     url: str = field(init=False)
     role: Role = field(init=False)
     model: str = field(init=False)
+    bootstrap_host: str = field(init=False)  # where its rank directory answers; no brackets
     _signs_seen: int = -1
     _quiet_since: float = 0.0
 
     def __post_init__(self) -> None:
         self.name = str(self.worker)
         self.url, self.role, self.model = self.up.url, self.up.role, self.up.model
+        self.bootstrap_host = bootstrap_host(self.up)
 
     @property
     def healthy(self) -> bool:
@@ -89,11 +91,6 @@ class Target:
     def usable(self) -> bool:
         """May it get a new request now?"""
         return self.pulse.healthy and not self.pulse.draining and self.pulse.lost is None
-
-    @property
-    def bootstrap_host(self) -> str:
-        """Where its rank directory answers: as declared, else the host of its URL; no brackets."""
-        return bootstrap_host(self.up)
 
     def serves(self, model: str) -> bool:
         """Does it answer to this name? One whose model is not known yet answers to all."""

@@ -46,6 +46,8 @@ class Usage:
 
     def error(self) -> tuple[str, str | None] | None:
         """Message and stage of an error event inside a 200 answer."""
+        if b'"error"' not in self._data:
+            return None
         for event in _decoded(self._texts()):
             error = event.get("error") if isinstance(event, dict) else None
             if isinstance(error, dict):

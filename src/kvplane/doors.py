@@ -13,12 +13,13 @@ import contextlib
 import json
 import logging
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Awaitable, Iterator, Mapping
 from typing import Any
 
 import uvicorn
 from prometheus_client import CollectorRegistry, disable_created_metrics
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from kvplane.connections import MOST_BYTES, Connection, RefusedHeads
 from kvplane.tls import Tls
@@ -45,6 +46,20 @@ class _Uvicorn(uvicorn.Server):
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
+
+
+class _Forwarded:
+    """Believes X-Forwarded-* of PROXIES; most requests have none, and no address to be parsed."""
+
+    def __init__(self, app: Any) -> None:
+        self._app, self._told = app, ProxyHeadersMiddleware(app, list(PROXIES))
+
+    def __call__(self, scope: Any, receive: Any, send: Any) -> Awaitable[None]:
+        for name, _ in scope["headers"]:
+            if name.startswith(b"x-forwarded-"):
+                return self._told(scope, receive, send)
+        found: Awaitable[None] = self._app(scope, receive, send)
+        return found
 
 
 def bind(host: str, port: int, name: str = "") -> socket.socket:
@@ -90,7 +105,8 @@ class Server:
     ) -> None:
         bounded = type("Bounded", (Connection,), {"most_bytes": most_head_bytes})
         config = uvicorn.Config(
-            app,
+            _Forwarded(app),
+            interface="asgi3",
             http=bounded,
             loop="none",
             ws="none",
@@ -98,6 +114,7 @@ class Server:
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,  # _Forwarded looks first whether there are any
             forwarded_allow_ips=list(PROXIES),
             timeout_keep_alive=75,  # longer than any client of ours keeps an idle connection
             timeout_graceful_shutdown=int(GRACE_S),
@@ -149,16 +166,15 @@ class Switchboard:
     def __init__(self, apps: Mapping[str, Any]) -> None:
         self._apps = sorted(apps.items(), key=lambda item: -len(item[0]))
 
-    async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
+    def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> Awaitable[None]:
         path: str = scope.get("path", "")
-        prefix, app = next(
-            (known, app)
-            for known, app in self._apps
-            if not known or path == known or path.startswith(known + "/")
-        )
-        if prefix and scope["type"] == "http":
-            scope = dict(scope, root_path=scope.get("root_path", "") + prefix)
-        await app(scope, receive, send)
+        for prefix, app in self._apps:
+            if not prefix or path == prefix or path.startswith(prefix + "/"):
+                if prefix and scope["type"] == "http":
+                    scope = dict(scope, root_path=scope.get("root_path", "") + prefix)
+                found: Awaitable[None] = app(scope, receive, send)
+                return found
+        raise LookupError(f"no app has {path}")
 
 
 class Metrics:

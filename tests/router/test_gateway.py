@@ -308,7 +308,7 @@ async def test_only_the_circuit_of_the_guilty_opens() -> None:
         status, body, headers = await house.post("/generate", {"text": "x"})
         assert status == 503
         assert json.loads(body)["error"]["code"] == "no_prefill_available"
-        assert int(headers["retry-after"]) >= 29
+        assert int(headers["retry-after"]) >= 1  # the last of its kind is tried again soon
         now = house.gateway.clock.now()
         states = {str(w): str(s) for w, s in house.gateway.breakers.states(now).items()}
         assert states == {"p1": "open", "d1": "closed"}
