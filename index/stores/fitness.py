@@ -9,7 +9,9 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from ..errors import StoreUnfit
+from redis.exceptions import AuthenticationError, NoPermissionError
+
+from ..errors import StoreDown, StoreUnfit
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +41,20 @@ def judge(answers: Sequence[tuple[str, bytes]]) -> None:
             "store maxmemory-policy=%s without maxmemory at=%s action=go on: set %s before a limit",
             policy, name, WANT,
         )  # fmt: skip
+
+
+def let_in(error: StoreDown) -> None:
+    """Raises StoreUnfit where the server answers and refuses us: waiting would not help."""
+    cause = error.__cause__
+    if isinstance(cause, AuthenticationError):
+        wrong = "the user and password of the URL must be right, redis://USER:PASSWORD@HOST:PORT/DB"
+    elif isinstance(cause, NoPermissionError):
+        wrong = "the user must be allowed this command"
+    elif "DB index" in str(cause):
+        wrong = "the number behind the URL's last / must be one of its databases"
+    else:
+        return
+    raise StoreUnfit(error.store, f"it refuses us ({cause}): {wrong}") from error
 
 
 def evicted(answers: Sequence[tuple[str, bytes]]) -> int:

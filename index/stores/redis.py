@@ -174,8 +174,12 @@ class RedisStore:
 
     async def fit(self) -> None:
         """See base.py."""
-        fitness.judge(await self._line.each("INFO", "memory"))
-        await self._layout.ready()
+        try:
+            fitness.judge(await self._line.each("INFO", "memory"))
+            await self._layout.ready()
+        except StoreDown as error:
+            fitness.let_in(error)
+            raise
 
     async def evicted(self) -> int:
         """See base.py."""

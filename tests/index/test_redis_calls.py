@@ -300,11 +300,34 @@ async def test_a_user_with_a_password_and_no_more_rights_than_needed_is_enough(
         assert isinstance(await store.apply(Batch(A, ONE, 0, 0)), Applied)
         assert len((await store.snapshot()).workers) == 1 and await store.evicted() == 0
         await store.close()
-        wrong = RedisStore(url.replace("://", "://kv:hunter2@"), redis_prefix, settings=FAST)
-        with pytest.raises(StoreDown, match="AuthenticationError") as caught:
-            await wrong.fit()
+
+
+@pytest.mark.parametrize(
+    ("login", "tail", "said"),
+    [
+        ("kv:hunter2@", "", "user and password"),
+        ("", "", "user and password"),
+        ("kv:right@", "/99", "databases"),
+        ("few:right@", "", "allowed"),
+    ],
+)
+async def test_a_server_that_does_not_let_us_in_ends_the_process_with_what_would_be_right(
+    login: str, tail: str, said: str, redis_prefix: str
+) -> None:
+    with server(binary()) as url:
+        raw = Redis.from_url(url)
+        await raw.execute_command("ACL", "SETUSER", "kv", *["on", ">right", "~*", "+@all"])
+        await raw.execute_command("ACL", "SETUSER", "few", *["on", ">right", "~*", "-@all", "+get"])
+        await raw.execute_command("ACL", "SETUSER", "default", "off")
+        await raw.aclose()
+        wrong = url.removesuffix("/0").rstrip("/").replace("://", f"://{login}") + tail
+        store = RedisStore(wrong, redis_prefix, settings=FAST)
+        with pytest.raises(StoreUnfit, match=said) as caught:
+            await store.fit()
         assert "hunter2" not in str(caught.value)
-        await wrong.close()
+        with pytest.raises(StoreDown):  # at any later time it may be put right
+            await store.position(A)
+        await store.close()
 
 
 async def test_a_unix_socket_will_do(tmp_path: Path, redis_prefix: str) -> None:
