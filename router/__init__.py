@@ -90,8 +90,8 @@ __all__ = [
     "Waiting",
     "WorkerDesk",
     "admin_app",
-    "diagnose",
     "dashboard_app",
+    "diagnose",
     "probe",
     "worker_id",
 ]

@@ -39,7 +39,6 @@ PREFILL_S = 10.0  # prefill has its answer ready when decode begins; more is a s
 COLLECT_S = 1.0  # over all tries of one room
 WAITS_S = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3)  # before each try: stages land just after the legs end
 ASKED_A_S = 5.0  # attempts that went well whose engines are asked at once: for the histograms
-TELLING = frozenset({"kvplane"})  # engines that have GET /rooms/{room}
 
 
 @dataclass
@@ -86,8 +85,6 @@ class Aftermath:
 
     def begin(self, ended: Ended) -> None:
         """Take over; returns at once. `ended.after` runs on every path."""
-        ended.meeting.sides = tuple(_telling(ended))
-        ended.meeting.silent = _silent(ended)
         if settled(ended.attempt) and not self._at_once(ended.meeting):
             self._cached(ended)
             self._finish(ended)
@@ -178,24 +175,13 @@ class Aftermath:
                     self._on_stage(record)
 
 
-def _telling(ended: Ended) -> list[Target]:
-    """The engines that can be asked about the rooms of this attempt."""
-    if not ended.meeting.rooms:
-        return []
-    return [target for target in ended.sides if target.up.engine in TELLING]
-
-
-def _silent(ended: Ended) -> tuple[str, ...]:
-    """The makers of its engines that tell no stages."""
-    makers = {target.up.engine for target in ended.sides} - TELLING
-    return tuple(sorted(makers))
-
-
 def _legs(attempt: Attempt) -> dict[str, Leg]:
     """What of both legs could be seen from here."""
     both = (("prefill", attempt.prefill), ("decode", attempt.decode))
     return {
-        side: Leg(leg.status, leg.received_bytes, leg.complete, leg.error.detail if leg.error else "")
+        side: Leg(
+            leg.status, leg.received_bytes, leg.complete, leg.error.detail if leg.error else ""
+        )
         for side, leg in both
         if leg is not None
     }

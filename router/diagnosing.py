@@ -1,8 +1,8 @@
 """Diagnosing: bring everything the rules of diagnosis.py look at, now.
 
-Edge: a few questions with short deadlines, asked only when somebody wants a diagnosis: the engines of
-attempts that failed, prefills that cannot be found, the index store. admin_evidence.py serves it.
-Open it to give the rules one more thing to look at.
+Edge: a few questions with short deadlines, asked only when somebody wants a diagnosis: the engines
+of attempts that failed, prefills that cannot be found, the index store. admin_evidence.py serves
+it. Open it to give the rules one more thing to look at.
 """
 
 from __future__ import annotations

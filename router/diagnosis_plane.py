@@ -1,4 +1,4 @@
-"""Diagnosis of the plane: is there anybody, do they fit, and does the index store keep what it is told?
+"""Diagnosis of the plane: is there anybody, do they fit, and does the index store keep all?
 
 Pure. Rules of diagnosis.py about no single worker. Open it to change when a model counts as not
 served, or what is said of a pair that cannot meet.
@@ -56,7 +56,9 @@ def _misfits(fleet: Fleet, model: str, compatible: Compatible) -> Iterable[Findi
     if not prefills or not decodes:
         return
     fits = {
-        one.worker: [other for other in decodes if not misfit(Candidate(one), Candidate(other), compatible)]
+        one.worker: [
+            other for other in decodes if not misfit(Candidate(one), Candidate(other), compatible)
+        ]
         for one in prefills
     }
     blocks = not any(fits.values())
@@ -65,7 +67,9 @@ def _misfits(fleet: Fleet, model: str, compatible: Compatible) -> Iterable[Findi
             continue
         why = "; ".join(misfit(Candidate(one), Candidate(decodes[0]), compatible))
         sentence = f"prefill {one.worker} fits no decode; {decodes[0].worker} differs in {why}"
-        step = "start both sides with the same page size, KV dtype and layout, and sizes that divide"
+        step = (
+            "start both sides with the same page size, KV dtype and layout, and sizes that divide"
+        )
         culprit = f"{one.worker} and {decodes[0].worker}"
         about = f"worker {one.worker}"
         yield Finding(about, blocks, sentence, culprit, step, Stage.PAIR, "shapes-differ")

@@ -23,8 +23,8 @@ from .plans import REASONS, Reason
 GIVEN_UP = ("cancelled while waiting", "its request was cancelled")  # we, or the peer, ended it
 NOBODY = "connection refused"  # at the address that a directory told
 MISSING = (
-    "--tokenizer PATH, or tokenizer of the [[workers]] tables, for model {model!r}; or engines that "
-    "answer POST /tokenize"
+    "--tokenizer PATH, or tokenizer of the [[workers]] tables, for model {model!r}; or engines "
+    "that answer POST /tokenize"
 )
 BUSY = "give the gateway more CPU, or run more of them"
 # why a request had no tokens -> from which share of requests on that is wrong, and the next step
@@ -97,7 +97,9 @@ def _shows(meeting: Meeting, failure: Failure) -> bool:
 
 def _exhausted(meetings: Sequence[Meeting], fleet: Fleet) -> Iterable[Finding]:
     """Requests that were tried again and again and failed all the same."""
-    given_up = [one for one in meetings if one.outcome == "failed" and one.attempt > 1 and one.stopped]
+    given_up = [
+        one for one in meetings if one.outcome == "failed" and one.attempt > 1 and one.stopped
+    ]
     if not given_up:
         return
     last = given_up[0]
@@ -109,9 +111,8 @@ def _exhausted(meetings: Sequence[Meeting], fleet: Fleet) -> Iterable[Finding]:
     if len(culprits) < 2:
         return  # the failure itself says as much
     said = "; ".join(f"{one.stage.value} at {one.culprit}" for one in each)
-    sentence = (
-        f"request {last.request_id} failed {len(each)} times and was given up, {last.stopped}: {said}"
-    )
+    gave_up = f"failed {len(each)} times and was given up, {last.stopped}"
+    sentence = f"request {last.request_id} {gave_up}: {said}"
     step = f"GET /requests/{last.request_id} tells each attempt; heal what failed first"
     over = any(one.outcome == "ok" and (one.ended or 0) > (last.ended or 0) for one in meetings)
     rooms = tuple(str(room) for one in same for room in one.rooms)
@@ -179,7 +180,9 @@ def _meeting(meeting: Meeting, record: StageRecord, fleet: Fleet) -> tuple[str, 
         where = f"{triple.get('host')}:{triple.get('port')}"
         if NOBODY in detail.lower() and not _lives(meeting, fleet):
             return "connection-refused", _named(meeting, side), "start the prefill again"
-        told = f"GET http://{where}/ranks shows the addresses it tells; let the ranks register again"
+        told = (
+            f"GET http://{where}/ranks shows the addresses it tells; let the ranks register again"
+        )
         return rule, f"rank directory {where} of {_named(meeting, 'prefill')}", told
     return rule, _named(meeting, side), step
 

@@ -60,9 +60,7 @@ def not_serving(fleet: Fleet, waiting: Sequence[Waited], ports: PORTS) -> Iterab
         yield _dead(about, blocks, sentence, pod, step, one.reason)
 
 
-def _dead(
-    about: str, blocks: bool, sentence: str, pod: str, step: str, reason: str
-) -> Finding:
+def _dead(about: str, blocks: bool, sentence: str, pod: str, step: str, reason: str) -> Finding:
     """Nobody listens there, or whoever does is not well."""
     if refused(reason):
         return Finding(about, blocks, sentence, pod, step, Stage.CONNECT, "connection-refused")
@@ -160,7 +158,9 @@ def _knowledge(target: Target, fact: Known | None, drift: Verdict | None) -> Ite
 
     if not target.up.events:
         sentence = f"{target.role} {name} publishes no KV events: it is chosen by load alone"
-        yield finding(sentence, name, "switch its KV events on, or name them with --events", "no-events")
+        yield finding(
+            sentence, name, "switch its KV events on, or name them with --events", "no-events"
+        )
         return
     if drift is not None:
         rule = RULES.get(drift.cause, "drift")

@@ -1,7 +1,7 @@
 """Shared evidence: rooms and requests that any gateway can tell of, for a while.
 
 Edge: one small task that writes behind, into a store that is given; never awaited by a request.
-evidence.py says when an attempt ended, admin_evidence.py asks here for what it does not know itself.
+evidence.py says when an attempt ended, admin_evidence.py asks here for what it does not know.
 Open it to change what is shared, or for how long.
 
     attempt ends --> queue (bounded) --> a moment later, its engines asked --> q:REQUEST  r:ROOM
@@ -125,7 +125,9 @@ class SharedEvidence:
         try:
             lost = await self._texts.put(texts, self._lifetime_s)
         except (StoreDown, TimeoutError) as error:
-            log.warning("shared evidence not written texts=%d why=%s action=drop", len(texts), error)
+            log.warning(
+                "shared evidence not written texts=%d why=%s action=drop", len(texts), error
+            )
             lost = len(texts)
         if lost:
             self._on_dropped(lost)

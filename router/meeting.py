@@ -1,8 +1,8 @@
 """Meeting: one attempt, its stages, and how it is shown.
 
-Pure: times are arguments. While a request runs only tuples and numbers are kept; texts are made when
-somebody asks. evidence.py remembers Meetings, facts.py makes them. Open it to change what is shown
-of an attempt.
+Pure: times are arguments. While a request runs only tuples and numbers are kept; texts are made
+when somebody asks. evidence.py remembers Meetings, facts.py makes them. Open it to change what is
+shown of an attempt.
 
     worker-pool availability policy-input pair |----------- first-byte -----------|---- end ----|
                                                 register resolve ... verify consume
@@ -19,6 +19,7 @@ from kvplane.vocabulary import MEETING, Room, Stage, StageRecord
 
 ORDER = {stage: number for number, stage in enumerate(Stage)}
 GATEWAY = "gateway"
+LATE = (Stage.FIRST_BYTE.value, Stage.END.value)  # which end after all that the engines tell
 ENDS = {"ok": "ok", "open": "open", "client_gone": "client gone"}  # of the stage it ended in
 
 
@@ -151,12 +152,14 @@ class Meeting:
     def timeline(self, room: Room | None = None, now: float = 0.0) -> Iterator[dict[str, Any]]:
         """Every stage in order: the gateway's, the engines', and which of these nobody told of."""
         told = list(self.stages.get(room, ())) if room is not None else []
-        found = [*self._own(now), *(self._told(record) for record in told)]
+        own = list(self._own(now))
+        found = [self._told(record) for record in told]
         if room is not None and self.collected and self.outcome not in ("open", "client_gone"):
             missing = [stage for stage in MEETING if all(one.stage is not stage for one in told)]
             found += [self._unseen(stage) for stage in missing]
         found.sort(key=lambda one: (ORDER[Stage(one["stage"])], one["at"] or 0.0))
-        return iter(found)
+        late = next((at for at, one in enumerate(own) if one["stage"] in LATE), len(own))
+        return iter([*own[:late], *found, *own[late:]])
 
     def _own(self, now: float) -> Iterator[dict[str, Any]]:
         last = len(self.trail) - 1

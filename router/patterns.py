@@ -47,13 +47,21 @@ def stuck(meetings: Sequence[Meeting], now: float) -> Iterable[Finding]:
             continue
         longest = max(now - one.begun for one in old)
         sentence = (
-            f"{len(those)} requests wait at {name}, the oldest for {longest:.0f} s, and nothing of it "
-            "ended meanwhile: its queue grows though it may look healthy"
+            f"{len(those)} requests wait at {name}, the oldest for {longest:.0f} s, and nothing of "
+            "it ended meanwhile: its queue grows though it may look healthy"
         )
         step = "look at its log and queues; PUT /workers/ID {draining: true}, or start it again"
         rooms = tuple(str(room) for one in those[:MOST_NAMED] for room in one.rooms)
         yield Finding(
-            f"worker {name}", True, sentence, name, step, Stage.FIRST_BYTE, "stuck", rooms, len(those)
+            f"worker {name}",
+            True,
+            sentence,
+            name,
+            step,
+            Stage.FIRST_BYTE,
+            "stuck",
+            rooms,
+            len(those),
         )
 
 

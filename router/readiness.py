@@ -1,7 +1,7 @@
 """Readiness: could a request be served now, and which models could?
 
-Pure: time is an argument. GET /readiness and GET /v1/models show it: a process that lives is not yet
-one that serves. Open it to change what is needed to be ready.
+Pure: time is an argument. GET /readiness and GET /v1/models show it: a process that lives is not
+yet one that serves. Open it to change what is needed to be ready.
 
     ready      a prefill and a decode, or a unified worker, that may be asked
     degraded   the same, but what is known of caches is not kept up to date

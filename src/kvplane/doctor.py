@@ -79,7 +79,9 @@ def lines(diagnosis: Mapping[str, Any], where: str) -> Iterator[str]:
         return
     blocking = sum(bool(one["blocks"]) for one in findings)
     worse = len(findings) - blocking
-    counts = [f"{blocking} {_things(blocking)} requests"] if blocking else ["nothing blocks requests"]
+    counts = (
+        [f"{blocking} {_things(blocking)} requests"] if blocking else ["nothing blocks requests"]
+    )
     counts += [f"{worse} more to look at"] if worse else []
     yield f"{where}: {', '.join(counts)}"
     for one in findings:

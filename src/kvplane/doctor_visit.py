@@ -1,9 +1,9 @@
 """Doctor's visit: look at named engines step by step, without a gateway that runs.
 
-Door. Brings a gateway of its own for a moment, on loopback, so that everything is judged by the same
-rules: each engine is asked what it is, each prefill's rank directory and event stream are looked
-at, then real requests go through every worker once. Used by doctor.py. Open it to change what is
-tried.
+Door. Brings a gateway of its own for a moment, on loopback, so that everything is judged by the
+same rules: each engine is asked what it is, each prefill's rank directory and event stream are
+looked at, then real requests go through every worker once. Used by doctor.py. Open it to change
+what is tried.
 
     found? -> well? -> events heard? -> a request through each pair: its stages, one by one
 """
@@ -68,7 +68,9 @@ async def _found(session: aiohttp.ClientSession) -> None:
         workers = await _get(session, "/workers", "workers")
         known = {one["worker"]: one for one in await _get(session, "/index/workers", "workers")}
         well = all(one["is_healthy"] for one in workers)
-        heard = all(known.get(one["pod"], {}).get("knowledge") == "exact" for one in _speaking(workers))
+        heard = all(
+            known.get(one["pod"], {}).get("knowledge") == "exact" for one in _speaking(workers)
+        )
         if (well and heard) or time.monotonic() > until:
             break
         await asyncio.sleep(0.1)
@@ -84,7 +86,7 @@ def _shown(worker: Mapping[str, Any], known: Mapping[str, Mapping[str, Any]]) ->
     kind = {"regular": "both"}.get(worker["worker_type"], worker["worker_type"])
     state = "well" if worker["is_healthy"] else f"not used: {worker['reason']}"
     facts = [f"model {worker['model_id'] or '?'}", f"engine {worker['engine']}"]
-    if worker["bootstrap_port"]:
+    if worker.get("bootstrap_port"):
         facts.append(f"bootstrap port {worker['bootstrap_port']}")
     if kind != "decode":
         facts.append(f"events {known.get(worker['pod'], {}).get('knowledge', 'off')}")

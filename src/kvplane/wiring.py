@@ -37,7 +37,9 @@ def run(told: Settings) -> int:
         _complain(f"redis is missing: kvplane {told.command} needs --redis redis://host:6379/0")
         return 2
     if told.values.get("evidence_secs") and told["redis"] is None:
-        _complain("evidence_secs: evidence is shared through Redis; add --redis redis://host:6379/0")
+        _complain(
+            "evidence_secs: evidence is shared through Redis; add --redis redis://host:6379/0"
+        )
         return 2
     folder = told.values.get("tokenizer") or BUILTIN
     if folder != BUILTIN and not (Path(folder) / "tokenizer.json").is_file():

@@ -171,4 +171,3 @@ async def gallery() -> AsyncIterator[Gallery]:
             yield Gallery(running, port)
     finally:
         await liar.stop()
-

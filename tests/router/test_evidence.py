@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -66,7 +67,7 @@ def test_the_gateways_own_stages_follow_one_another_and_add_up_to_the_whole() ->
     stages = found["stages"]
     assert [stage["duration_s"] for stage in stages] == [1, 2, 3, 4, 5, 6]
     assert sum(stage["duration_s"] for stage in stages) == found["duration_s"]
-    for before, after in zip(stages, stages[1:], strict=False):
+    for before, after in pairwise(stages):
         assert before["begin_s"] + before["duration_s"] == after["begin_s"]
     assert {(stage["by"], stage["outcome"]) for stage in stages} == {("gateway", "ok")}
     assert stages[-1]["at"] == began + 21

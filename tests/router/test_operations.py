@@ -9,7 +9,7 @@ import asyncio
 import json
 import random
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Any
 
 import aiohttp
@@ -19,8 +19,10 @@ from kit.peer import Call, Script, answer
 from kit.wait import until
 
 from kvplane.router.breaker import Outcome
+from kvplane.router.fleet import Fleet
 from kvplane.router.settings import BreakerSettings, RouterSettings
 from kvplane.vocabulary import Pod, Role, Worker
+from kvplane.workers import WorkerFault, worker_from_table
 
 KNOWING = RouterSettings(tokenizer="builtin")
 LIST = {"object": "list", "data": [{"id": "tiny", "object": "model"}]}
@@ -100,20 +102,19 @@ async def test_a_prefill_that_takes_requests_and_never_moves_is_left_alone_and_n
                 return
             await call.send(answer(b"OK"))
 
-    brought: set[int] = set()
+    brought: dict[int, asyncio.Event] = defaultdict(asyncio.Event)
 
     def room(request: bytes) -> int:
         return int(json.loads(request.partition(b"\r\n\r\n")[2])["bootstrap_room"])
 
     async def prefill(call: Call) -> None:
         while request := await call.request():
-            brought.add(room(request))
+            brought[room(request)].set()
             await call.send(answer(b"{}"))
 
     async def decode(call: Call) -> None:
         while request := await call.request():
-            while room(request) not in brought:  # as a decode does that waits for its KV
-                await asyncio.sleep(0.01)
+            await brought[room(request)].wait()  # as a decode does for its KV
             await call.send(answer(b"{}"))
 
     async with gatehouse({"p1": stuck, "p2": prefill, "d1": decode}, KNOWING) as house:
@@ -142,7 +143,7 @@ async def test_a_prefill_that_takes_requests_and_never_moves_is_left_alone_and_n
 
 
 async def test_after_a_storm_of_aborts_throughput_is_back_and_retries_stayed_in_budget() -> None:
-    """400 clients with little patience while prefill is slow; a second here is ten of the field."""
+    """Clients with little patience while prefill is slow; a second here is ten of the field."""
     slow_s = 0.0
 
     async def prefill(call: Call) -> None:
@@ -161,7 +162,7 @@ async def test_after_a_storm_of_aborts_throughput_is_back_and_retries_stayed_in_
             return requests / (time.perf_counter() - began)
 
         async def impatient(session: aiohttp.ClientSession, number: int) -> None:
-            timeout = aiohttp.ClientTimeout(total=0.2)
+            timeout = aiohttp.ClientTimeout(total=0.4)
             body = {"text": f"storm {number}"}
             try:
                 async with session.post(f"{house.url}/generate", json=body, timeout=timeout):
@@ -169,22 +170,32 @@ async def test_after_a_storm_of_aborts_throughput_is_back_and_retries_stayed_in_
             except TimeoutError:
                 pass
 
-        before = await rate(40)
-        slow_s = 1.0
+        def left() -> int:
+            outcomes = Counter(one.outcome for one in house.ledger.meetings(10_000))
+            assert outcomes["failed"] == 0
+            return outcomes["client_gone"]
+
+        async def back() -> bool:
+            return await rate(40) > 0.9 * before
+
+        before = min([await rate(40) for _ in range(3)])
+        slow_s = 5.0
         connector = aiohttp.TCPConnector(limit=0)
         async with aiohttp.ClientSession(connector=connector) as session:
-            await asyncio.gather(*(impatient(session, number) for number in range(400)))
+            for _ in range(10):  # a busy machine lets few of them in
+                await asyncio.gather(*(impatient(session, number) for number in range(150)))
+                if left() >= 100:
+                    break
         slow_s = 0.0
         await until(lambda: house.idle, what="all that was left is given back")
-        seen = sum(len(engine.requests) for engine in house.engines.values())
-        assert seen <= 2 * (440 * 1.2)
-        after = max([await rate(40) for _ in range(3)])
-        assert after > 0.5 * before, (before, after)  # 0.9 and more; a busy machine breathes
-        outcomes = Counter(one.outcome for one in house.ledger.meetings(1000))
-        assert outcomes["client_gone"] > 200 and outcomes["failed"] == 0
+        every = (one for engine in house.engines.values() for one in engine.requests)
+        seen = sum(one.startswith(b"POST /generate") for one in every)
+        assert seen <= 2 * len(house.ledger) * 1.2, "retries stay in their budget"
+        assert left() >= 100
         _, found = await house.get("/diagnosis")
         assert "clients-leave" in {one["rule"] for one in found["findings"]}
         assert not found["blocked"]
+        await until(back, timeout_s=30, what="nine tenths of what it was")
 
 
 # FR-OP-05: metric labels from user input
@@ -209,7 +220,7 @@ async def test_no_name_that_a_client_makes_up_becomes_a_series() -> None:
         before = series(house)
 
         async def client(number: int) -> None:
-            for _ in range(50):
+            for _ in range(20):
                 name = word()
                 body = {"model": name, "prompt": "x", "user": name, "lora_path": name}
                 await house.post("/v1/completions", body, {"x-request-id": word()})
@@ -233,7 +244,7 @@ async def test_workers_that_come_and_go_and_clients_that_leave_leave_nothing_beh
     async with gatehouse(PAIR, settings) as house:
         house.ledger._most = 200
         base = 0
-        for life in range(20):
+        for life in range(8):
             house.fleet.down(Pod("p1"))
             house.gateway.forget(Pod("p1"))
             house.fleet.up(worker("p1", house.engines["p1"].url, Role.PREFILL))
@@ -254,3 +265,81 @@ async def test_workers_that_come_and_go_and_clients_that_leave_leave_nothing_beh
         assert len(ledger._by_room) <= 200 and len(ledger._by_request) <= 200
         assert len(house.gateway.breakers.states(house.gateway.clock.now())) <= 2
         assert house.legs.sockets <= 2 * 40
+
+
+# FR-OP-08: draining by hand
+
+
+async def test_who_is_drained_gets_nothing_new_finishes_what_he_has_and_can_come_back() -> None:
+    go = asyncio.Event()
+
+    async def decode(call: Call) -> None:
+        while request := await call.request():
+            if b'"stream":true' not in request.replace(b" ", b""):
+                await call.send(answer(b"{}"))
+                continue
+            head = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\n"
+            await call.send(head + b"transfer-encoding: chunked\r\n\r\n9\r\ndata: 1\n\n\r\n")
+            await go.wait()
+            await call.send(b"e\r\ndata: [DONE]\n\n\r\n0\r\n\r\n")
+
+    scripts: dict[str, Script] = {"p1": serving, "p2": serving, "d1": decode, "d2": decode}
+    async with gatehouse(scripts, KNOWING) as house:
+        others = {name: house.fleet.target(Worker(Pod(name))) for name in ("p2", "d2")}
+        for name in others:
+            house.fleet.down(Pod(name))
+
+        async def stream(number: int) -> bytes:
+            body = {"text": f"s {number}", "stream": True}
+            async with house.session.post(f"{house.url}/generate", json=body) as got:
+                assert got.headers["x-kvplane-decode"] == "d1"
+                return await got.read()
+
+        async def put(name: str, draining: bool) -> None:
+            url = f"{house.url}/workers/{name}"
+            async with house.session.put(url, json={"draining": draining}) as got:
+                assert got.status == 202
+
+        async def statuses() -> dict[str, str]:
+            _, found = await house.get("/workers")
+            return {one["pod"]: one["status"] for one in found["workers"]}
+
+        async def served() -> tuple[str, str]:
+            _, _, headers = await house.post("/generate", {"text": "new"})
+            return headers["x-kvplane-prefill"], headers["x-kvplane-decode"]
+
+        streams = [asyncio.create_task(stream(number)) for number in range(20)]
+        running = house.fleet.target(Worker(Pod("d1")))
+        assert running is not None
+        await until(lambda: running.inflight_requests == 20)
+        for target in others.values():
+            assert target is not None
+            house.fleet.up(target.up)
+        await put("p1", True)
+        await put("d1", True)
+        assert {await served() for _ in range(10)} == {("p2", "d2")}
+        assert (await statuses())["d1"] == "draining"
+        go.set()
+        assert {text[-14:] for text in await asyncio.gather(*streams)} == {b"data: [DONE]\n\n"}
+        await until(lambda: house.idle)
+        found = await statuses()
+        assert (found["p1"], found["d1"], found["p2"]) == ("drained", "drained", "serving")
+        await put("p1", False)
+        await put("d1", False)
+        assert set((await statuses()).values()) == {"serving"}
+        both = {await served() for _ in range(20)}
+        assert {one for pair in both for one in pair} == {"p1", "d1", "p2", "d2"}
+
+
+def test_a_worker_that_is_declared_drained_is_so_after_every_start() -> None:
+    table = {"url": "http://10.0.0.7:30000", "role": "prefill", "draining": True}
+    up = worker_from_table(table)
+    fleet = Fleet()
+    fleet.up(up)
+    (target,) = fleet.targets()
+    assert target.draining and not target.usable
+    fleet.drain(up.pod, False)
+    fleet.up(up)
+    assert target.usable, "who was taken in stays so as long as we live"
+    with pytest.raises(WorkerFault, match="draining 'yes': must be true or false"):
+        worker_from_table(table | {"draining": "yes"})

@@ -1,0 +1,149 @@
+"""Shared evidence: any gateway tells of a room for a while; and nobody waits for the store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Sequence
+
+import pytest
+from kit.clock import FakeClock
+from kit.durable import durable
+from kit.wait import until
+
+from kvplane.index import Lasting, StoreDown
+from kvplane.router.evidence import Ledger, Meeting
+from kvplane.router.evidence_shared import MOST_BYTES, MOST_WAITING, SharedEvidence
+from kvplane.runtime import running
+from kvplane.vocabulary import Room, Stage, StageRecord
+
+
+def meeting(number: int, request: str = "r") -> Meeting:
+    sides = {"worker": "p1"}, {"worker": "d1"}
+    return Meeting(request, 1, "/generate", "tiny", (Room(number),), *sides, {})
+
+
+class Board:
+    """One gateway's ledger over a store, and its time."""
+
+    def __init__(self, texts: object, lifetime_s: int = 60) -> None:
+        self.clock, self.dropped = FakeClock(), 0
+        self.ledger = Ledger(self.clock)
+        self.shared = SharedEvidence(
+            self.ledger,
+            texts,
+            self.clock,
+            lifetime_s,
+            self._dropped,  # type: ignore[arg-type]
+        )
+
+    def _dropped(self, count: int) -> None:
+        self.dropped += count
+
+    def served(self, number: int, request: str = "r", outcome: str = "ok") -> None:
+        one = self.ledger.open(meeting(number, request))
+        self.ledger.record(StageRecord(Room(number), Stage.VERIFY, "ok", 0.1, "", "d1", 1.0))
+        self.ledger.close(one, outcome, {"message": "why"} if outcome == "failed" else None)
+
+    async def passes(self, seconds: float) -> None:
+        for _ in range(int(seconds / 0.5)):
+            await asyncio.sleep(0)
+            self.clock.advance(0.5)
+            await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def texts(redis_url: str, redis_prefix: str) -> AsyncIterator[Lasting]:
+    made = Lasting(redis_url, redis_prefix)
+    yield made
+    await made.close()
+
+
+async def test_another_gateway_shows_the_same_of_a_room_and_of_its_request(texts: Lasting) -> None:
+    here, there = Board(texts), Board(texts)
+    async with running([here.shared, there.shared]):
+        here.served(71)
+        here.served(2**63 - 1, outcome="failed")
+
+        async def known() -> bool:
+            await here.passes(1)
+            return await there.shared.room(Room(71)) is not None
+
+        await until(known)
+        for number in (71, 2**63 - 1):
+            assert await there.shared.room(Room(number)) == here.ledger.room(Room(number))
+        assert await there.shared.request("r") == here.ledger.request("r")
+        assert await there.shared.room(Room(5)) is None
+        assert await there.shared.request("nobody's") is None
+    assert here.dropped == there.dropped == 0
+
+
+async def test_it_is_forgotten_when_its_lifetime_is_over(texts: Lasting) -> None:
+    assert await texts.put([("a", b"1"), ("b", b"2")], 1) == 0
+    assert await texts.get("a") == b"1"
+
+    async def gone() -> bool:
+        return await texts.get("a") is None
+
+    await until(gone)
+
+
+class Stuffed:
+    """A store that takes nothing."""
+
+    async def put(self, texts: Sequence[tuple[str, bytes]], seconds: int) -> int:
+        raise StoreDown("here", "full")
+
+    async def get(self, name: str) -> bytes | None:
+        raise StoreDown("here", "full")
+
+
+async def test_a_store_that_is_away_costs_nobody_anything_and_what_is_lost_is_counted() -> None:
+    board = Board(Stuffed())
+    async with running([board.shared]):
+        board.served(1)
+
+        async def counted() -> bool:
+            await board.passes(1)
+            return board.dropped == 2  # the request and the way from its room to it
+
+        await until(counted)
+        assert await board.shared.room(Room(1)) is None
+        assert await board.shared.request("r") is None
+        board.served(2, "later")
+        await until(lambda: _drops(board, 4))
+
+
+async def _drops(board: Board, count: int) -> bool:
+    await board.passes(1)
+    return board.dropped == count
+
+
+def test_what_waits_is_bounded_and_what_is_too_long_is_left_out() -> None:
+    board = Board(Stuffed())
+    for number in range(1, MOST_WAITING + 11):
+        board.shared._closed(meeting(number, f"r{number}"))
+    assert (len(board.shared._waiting), board.dropped) == (MOST_WAITING, 10)
+    board = Board(Stuffed())
+    one = board.ledger.open(meeting(1))
+    board.ledger.close(one, "failed", {"message": "x" * MOST_BYTES})
+    board.clock.advance(9)
+    assert (board.shared._due(), board.dropped) == ([], 1)
+
+
+async def test_a_real_store_that_dies_and_comes_back_is_written_again() -> None:
+    with durable() as redis:
+        texts = Lasting(redis.url, deadline_s=0.5)
+        try:
+            assert await texts.put([("a", b"1")], 60) == 0
+            redis.kill()
+            assert await texts.put([("b", b"2")], 60) == 1
+            with pytest.raises(StoreDown):
+                await texts.get("a")
+            redis.start()
+            await until(lambda: _written(texts))
+        finally:
+            await texts.close()
+
+
+async def _written(texts: Lasting) -> bool:
+    return await texts.put([("b", b"2")], 60) == 0 and await texts.get("b") == b"2"
