@@ -28,7 +28,7 @@ class Refusal(Exception):
         self.side, self.worker, self.leg = side, worker, leg
 
 
-@dataclass
+@dataclass(slots=True, eq=False)
 class Attempt:
     """Two legs; no prefill leg with a unified worker."""
 

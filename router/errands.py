@@ -5,6 +5,7 @@ tells its outcome once. sending.py runs them: aborts, clean-ups, looks at an eng
 Open it to change how many may be out, or how long.
 
     begin -> (answer read as it comes) -> then(status, body)     status 0: no whole answer
+      ^----- once more where a kept connection died: all of them may be done twice
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import asyncio
 from collections.abc import Callable
 
 from .legs import Legs
+from .legs_errors import Stale
 from .legs_exchange import Bell, Exchange
 from .legs_wire import Headers, Origin
 
@@ -43,11 +45,14 @@ class Errands:
         if self.out >= MOST_ERRANDS:
             return False
         self.out += 1
-        errand = _Errand(self._over, then)
-        errand.leg = self._legs.begin(Origin.parse(url), target, headers, body, errand, method)
-        loop = asyncio.get_running_loop()
-        errand.timer = loop.call_later(deadline_s, errand.give_up)
-        errand.ring()  # it may be over already
+        origin = Origin.parse(url)
+
+        def begin(bell: Bell) -> Exchange:
+            return self._legs.begin(origin, target, headers, body, bell, method)
+
+        errand = _Errand(begin, self._over, then)
+        errand.timer = asyncio.get_running_loop().call_later(deadline_s, errand.give_up)
+        errand.begin()
         return True
 
     def _over(self) -> None:
@@ -57,13 +62,21 @@ class Errands:
 class _Errand(Bell):
     """The bell of one errand: rung as its answer comes."""
 
-    __slots__ = ("_body", "_over", "_told", "leg", "then", "timer")
+    __slots__ = ("_again", "_begin", "_body", "_over", "_told", "leg", "then", "timer")
 
-    def __init__(self, over: Callable[[], None], then: Then) -> None:
+    def __init__(
+        self, begin: Callable[[Bell], Exchange], over: Callable[[], None], then: Then
+    ) -> None:
         super().__init__()
         self.leg: Exchange | None = None
         self.timer: asyncio.TimerHandle | None = None
-        self.then, self._over, self._told, self._body = then, over, False, bytearray()
+        self.then, self._begin, self._over = then, begin, over
+        self._again, self._told, self._body = True, False, bytearray()
+
+    def begin(self) -> None:
+        """The request leaves; it may be over at once."""
+        self.leg = self._begin(self)
+        self.ring()
 
     def ring(self) -> None:
         """Take what came; at the end, tell."""
@@ -72,15 +85,23 @@ class _Errand(Bell):
             return
         self._body += leg.take()
         if leg.over:
-            self._told = True
-            if self.timer is not None:
-                self.timer.cancel()
-            self._over()
-            self.then(leg.status if leg.complete else 0, bytes(self._body))
+            self._end(leg)
         elif len(self._body) > MOST_BYTES:
             asyncio.get_running_loop().call_soon(self.give_up)  # not from within its own bytes
 
+    def _end(self, leg: Exchange) -> None:
+        if isinstance(leg.error, Stale) and self._again:
+            self._again, self.leg = False, None
+            self.begin()
+            return
+        self._told = True
+        if self.timer is not None:
+            self.timer.cancel()
+        self._over()
+        self.then(leg.status if leg.complete else 0, bytes(self._body))
+
     def give_up(self) -> None:
         """It takes too long, or says too much."""
+        self._again = False
         if self.leg is not None:
             self.leg.abort()

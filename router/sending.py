@@ -30,7 +30,7 @@ from .fleet import Fleet
 from .handoffs import Bodies, Handoff, Headers, Seats, handoff, way
 from .handovers import Handovers
 from .legs import Legs
-from .legs_errors import Aborted
+from .legs_errors import Aborted, Stale
 from .legs_exchange import Bell, Exchange
 from .legs_settings import LegSettings
 from .legs_wire import Origin, forwarded, header_lines
@@ -222,8 +222,8 @@ class Sending:
     def _cleaner(self, sent: Sent) -> Target | None:
         """The decode that was chosen, if nothing is known against it; else another like it."""
         own, leg = sent.decode, sent.attempt.decode
-        unasked = leg.error is None or isinstance(leg.error, Aborted)
-        if unasked and not leg.status and own.usable:
+        harmless = leg.error is None or isinstance(leg.error, (Aborted, Stale))
+        if harmless and not leg.status and own.usable:
             return own
         if sent.bodies.decode_headers:  # another pod has other ranks
             return own if own.usable and leg.status else None

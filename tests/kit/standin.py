@@ -50,18 +50,25 @@ class Standin:
 
     async def script(self, call: Call) -> None:
         """Every request of one connection."""
-        while request := await call.request():
-            head, _, body = request.partition(b"\r\n\r\n")
-            route, *lines = head.decode("latin-1").split("\r\n")
-            method, path, _ = route.split(" ")
-            headers = dict(line.lower().split(": ", 1) for line in lines)
-            if path == "/abort_request":
-                self.aborted.append(json.loads(body)["rid"])
-                await call.send(answer(b""))
-            elif method == "GET":
-                await call.send(self.told(path))
-            else:
-                await self._serve(call, path, headers, json.loads(body))
+        while await self.one(call):
+            pass
+
+    async def one(self, call: Call) -> bool:
+        """The next request of a connection; False where the client closed it instead."""
+        if not (request := await call.request()):
+            return False
+        head, _, body = request.partition(b"\r\n\r\n")
+        route, *lines = head.decode("latin-1").split("\r\n")
+        method, path, _ = route.split(" ")
+        headers = dict(line.lower().split(": ", 1) for line in lines)
+        if path == "/abort_request":
+            self.aborted.append(json.loads(body)["rid"])
+            await call.send(answer(b""))
+        elif method == "GET":
+            await call.send(self.told(path))
+        else:
+            await self._serve(call, path, headers, json.loads(body))
+        return True
 
     async def _serve(
         self, call: Call, path: str, headers: dict[str, str], body: dict[str, Any]

@@ -59,6 +59,23 @@ async def test_an_engine_that_is_down_is_told_as_one_that_does_not_answer() -> N
         assert errand.out == 0
 
 
+async def test_one_that_met_a_connection_which_died_while_kept_goes_once_more() -> None:
+    async def once(call: Call) -> None:
+        """The second request of a connection is never answered."""
+        await call.request()
+        await call.send(answer(b"{}"))
+        await call.request()
+
+    told: list[int] = []
+    async with office(once) as (errand, _, there):
+        for number in range(3):
+            errand.run(there.url, "/x", then=lambda status, _: told.append(status))
+            await until(lambda n=number: len(told) == n + 1)  # type: ignore[misc]
+        assert told == [200, 200, 200]
+        assert len(there.requests) == 5
+        assert errand.out == 0
+
+
 async def test_an_answer_that_is_too_long_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(errands, "MOST_BYTES", 1000)
     told: list[int] = []

@@ -134,6 +134,14 @@ def test_mooncake_brings_both_together_by_one_fresh_name() -> None:
     }
 
 
+def test_what_mooncake_keeps_is_fetched_under_the_same_name() -> None:
+    bodies = written("vllm-mooncake", {"prompt": "a", "n": 2})
+    assert bodies.clean_up is not None
+    body = sent(bodies.clean_up(b"{}"))
+    assert body["kv_transfer_params"] == sent(bodies.decode)["kv_transfer_params"]
+    assert (body["max_tokens"], body.get("n", 1)) == (1, 1)
+
+
 @pytest.mark.parametrize(
     ("body", "path", "why"),
     [

@@ -205,9 +205,18 @@ async def test_a_prefill_that_is_silent_is_ended_too() -> None:
 
 
 async def test_every_attempt_has_fresh_rooms_and_a_name_of_its_own() -> None:
-    """FR-RT-03: three attempts, one room on both legs of each, one abort for each."""
-    failing = replies(answer(b"{}", 500))
+    """FR-RT-03: three attempts, one room on both legs of each, one abort for each, and none begins
+    while one before it lives."""
+    failing, live = replies(answer(b"{}", 500)), list[int]()
     async with gatehouse({"p1": failing, "d1": hang}, TWICE_MORE) as house:
+        sending = house.gateway._means.sending
+        begin = sending.begin
+
+        async def watched(*of: Any) -> Any:
+            live.append(house.legs.live - sending._errands.out)
+            return await begin(*of)
+
+        sending.begin = watched  # type: ignore[method-assign]
         status, _, _ = await house.post("/generate", {"text": "a"})
         assert status == 502
         await until(lambda: len(aborts(house, "d1")) == 3)
@@ -221,6 +230,7 @@ async def test_every_attempt_has_fresh_rooms_and_a_name_of_its_own() -> None:
         }
         assert len(set(rooms["p1"])) == 3
         assert rooms["p1"] == rooms["d1"]
+        assert live == [0, 0, 0]
         assert len(set(names(house, "d1"))) == 3
         assert aborts(house, "d1") == names(house, "d1")
         await until(lambda: house.idle)

@@ -257,6 +257,26 @@ async def test_blocks_that_a_failed_decode_never_took_are_fetched_by_another(fai
         await until(lambda: house.idle)
 
 
+async def test_a_decode_whose_kept_connection_died_fetches_what_it_never_heard_of() -> None:
+    between = Between()
+    prefill, decode = VllmStandin(between, prefill=True), VllmStandin(between)
+
+    async def once(call: Call) -> None:
+        """The second request of a connection is never answered."""
+        await decode.one(call)
+        await call.request()
+
+    facts = dict.fromkeys(("p1", "d1"), OTHER)
+    often = RouterSettings(retry=RetrySettings(retries=9, first_wait_s=0.01))
+    async with gatehouse({"p1": prefill.script, "d1": once}, often, facts=facts) as house:
+        for _ in range(3):
+            status, _, _ = await house.post("/v1/completions", PROMPT)
+            assert status == 200
+        await until(lambda: house.idle)
+        assert house.count("clean_ups_total", outcome="fetched") >= 1
+        assert (decode.computed, between.kept) == (0, {})
+
+
 async def test_where_no_decode_is_left_the_lease_ends_it_and_that_is_counted() -> None:
     async with pair() as (house, prefill, _):
         target = house.fleet.target(Worker(Pod("d1")))
