@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import random
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -119,6 +120,40 @@ async def test_who_leaves_while_he_waits_leaves_nothing_behind(how: str, called:
     assert admission.places.waiting == 0
     assert admission.places.running == (0 if called else 1)
     assert admission.waited == {"gone": 1}
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_a_storm_of_clients_that_come_leave_and_are_cut_leaves_nothing_behind(
+    seed: int,
+) -> None:
+    chance, most, ran = random.Random(seed), 3, 0
+    admission = Admission(AdmissionSettings(most_requests=most, queue=20, queue_s=0.02))
+
+    async def visit(who: Somebody, name: str, turns: int) -> None:
+        nonlocal ran
+        await admission.enter(key(name), who)
+        try:
+            ran += 1
+            assert admission.places.running <= most
+            for _ in range(turns):
+                await asyncio.sleep(0)
+        finally:
+            admission.leave()
+
+    visits = []
+    for _ in range(600):
+        who = Somebody()
+        visits.append(asyncio.create_task(visit(who, chance.choice("abc"), chance.randrange(5))))
+        if chance.random() < 0.3:
+            await asyncio.sleep(0)
+        if chance.random() < 0.2:
+            chance.choice(visits).cancel()
+        if chance.random() < 0.2:
+            who.gone = True
+            who.bell.ring()
+    await asyncio.gather(*visits, return_exceptions=True)
+    assert ran > 100
+    assert (admission.places.running, admission.places.waiting) == (0, 0)
 
 
 def test_a_rate_is_of_one_key_or_of_all() -> None:

@@ -333,6 +333,23 @@ async def test_what_breaks_inside_is_a_500_in_the_shape_of_every_error(
         assert (status, found["error"]["code"]) == (500, "internal_error")
 
 
+async def test_many_rooms_make_no_header_that_nobody_takes() -> None:
+    """FR-AP-13: 4096 rooms in one header are 81 kB; clients and proxies take 8, 16 or 64."""
+    body = {"prompt": ["a"] * 32, "n": 128}
+    async with gatehouse(ENGINES, SETTINGS) as house:
+        status, _, headers = await house.post("/v1/completions", body)
+        assert (status, headers["x-kvplane-rooms"]) == (200, "4096")
+        shown = headers["x-kvplane-room"].split(",")
+        assert len(shown) == len(set(shown)) == 128
+        assert sum(len(name) + len(value) for name, value in headers.items()) < 4096
+        _, found = await house.get(f"/requests/{headers['x-request-id']}")
+        rooms = found["attempts"][0]["stages"]
+        assert len(rooms) == 4096 and set(shown) <= rooms.keys()
+        status, _, headers = await house.post("/v1/completions", {"prompt": ["a"] * 128})
+        assert len(headers["x-kvplane-room"].split(",")) == 128
+        assert "x-kvplane-rooms" not in headers
+
+
 @pytest.mark.parametrize(
     "body",
     [
