@@ -71,6 +71,7 @@ class NewWorker(Notes):
     replay: Endpoints | None = None
     block_size: int | None = Field(default=None, ge=1, le=2**20)
     tokenizer: Plain = ""
+    handoff: Plain = ""
 
     def table(self) -> dict[str, Any]:
         """The same as a [[workers]] table."""
@@ -90,6 +91,7 @@ class NewWorker(Notes):
             "replay": self.replay,
             "block_size": self.block_size,
             "tokenizer": self.tokenizer,
+            "handoff": self.handoff,
         }
         return {name: value for name, value in found.items() if value not in (None, "")}
 

@@ -68,10 +68,13 @@ class Directories:
 
     def up(self, worker: WorkerUp) -> None:
         """The fleet has this worker, or new facts of it. A newcomer is lost until it was found."""
-        how = HANDOFFS.get(way(worker))
+        how, pod = HANDOFFS.get(way(worker)), worker.pod
         if worker.role is not Role.PREFILL or how is None or how.directory != "route":
+            if (task := self._tasks.pop(pod, None)) is not None:  # it was another engine before
+                task.cancel()
+                self._shapes.pop(pod, None)
+                self._fleet.mark_found(pod, worker.shape)
             return  # no decode looks for it there
-        pod = worker.pod
         if pod in self._shapes:
             self._fleet.mark_found(pod, self._shapes[pod])
         else:

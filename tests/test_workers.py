@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from kvplane.events import DIALECTS
+from kvplane.router import HANDOFFS
 from kvplane.workers import WorkerFault, worker_from_table
 
 URL = {"url": "http://10.0.0.7:8000"}
@@ -24,12 +25,21 @@ def test_every_dialect_can_be_named(form: str) -> None:
     assert worker_from_table({**URL, "event_form": form}).event_form == form
 
 
+@pytest.mark.parametrize("way", [name for name in HANDOFFS if "none" not in name])
+def test_every_way_to_hand_over_can_be_named(way: str) -> None:
+    assert worker_from_table({**URL, "handoff": way}).handoff == way
+    assert worker_from_table(URL).handoff == ""
+
+
 @pytest.mark.parametrize(
     ("more", "why"),
     [
         ({"topic": 7}, "topic 7: must be text"),
         ({"event_form": "aibrix"}, "event_form 'aibrix': must be one of vllm, sglang, mooncake"),
         ({"event_form": 7}, "event_form 7: must be one of"),
+        ({"handoff": "nixl"}, "handoff 'nixl': must be one of sglang, sglang-counted"),
+        ({"handoff": "none"}, "handoff 'none': must be one of"),
+        ({"handoff": 7}, "handoff 7: must be one of"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_by_name(more: dict[str, Any], why: str) -> None:

@@ -184,3 +184,20 @@ async def test_only_prefills_that_meet_through_a_directory_are_looked_for(desk: 
     desk.directories.up(decode)
     assert desk.trouble() == desk.trouble(P2) == ""
     assert desk.asked.calls == []
+
+
+@pytest.mark.parametrize("facts", [{"engine": "vllm"}, {"handoff": "vllm-mooncake"}])
+async def test_a_prefill_that_decodes_find_in_another_way_is_not_looked_for(
+    desk: Desk, facts: dict[str, str]
+) -> None:
+    desk.up(P1, **facts)
+    assert desk.trouble() == ""
+    await asyncio.sleep(0)
+    assert desk.asked.calls == []
+
+
+async def test_a_pod_whose_engine_is_another_now_is_no_longer_lost(desk: Desk) -> None:
+    desk.up(P1)
+    assert "not looked at yet" in desk.trouble()
+    desk.up(P1, engine="vllm")
+    assert desk.trouble() == ""
