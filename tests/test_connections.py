@@ -243,3 +243,56 @@ async def test_who_is_refused_while_sending_hears_it_and_is_let_go() -> None:
         await until(lambda: not server._server.server_state.connections)
     finally:
         await server.stop()
+
+
+async def test_a_body_that_has_its_answer_is_not_answered_twice(port: int) -> None:
+    """What follows an early answer is thrown away for a while, then the connection ends."""
+
+    async def early(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        headers = [(b"content-length", b"2")]
+        await send({"type": "http.response.start", "status": 401, "headers": headers})
+        await send({"type": "http.response.body", "body": b"no"})
+
+    server = Server(early, "127.0.0.1", 0, "test")
+    await server.start()
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(b"POST / HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n")
+        assert (await reader.readuntil(b"no")).startswith(b"HTTP/1.1 401 ")
+        writer.write(b"1\r\nx\r\n")
+        async with asyncio.timeout(10):
+            assert await reader.read() == b""
+        writer.close()
+    finally:
+        await server.stop()
+
+
+async def test_nonsense_after_an_answer_is_refused_and_within_one_it_only_ends(port: int) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(HEAD + b"\r\n")
+    await reader.readuntil(b"\r\n0\r\n\r\n")
+    writer.write(b"\x00\x01\x02\r\n\r\n")
+    assert (await reader.read()).startswith(b"HTTP/1.1 400 ")
+    writer.close()
+
+    started, go = asyncio.Event(), asyncio.Event()
+
+    async def slow(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"part", "more_body": True})
+        started.set()
+        await go.wait()
+
+    server = Server(slow, "127.0.0.1", 0, "test")
+    await server.start()
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(HEAD + b"\r\n")
+        await started.wait()
+        writer.write(b"\x00\x01\x02\r\n\r\n")
+        async with asyncio.timeout(10):
+            assert (await reader.read()).endswith(b"4\r\npart\r\n")
+        writer.close()
+    finally:
+        go.set()
+        await server.stop()

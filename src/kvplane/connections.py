@@ -48,6 +48,7 @@ class Connection(Declining):
 
     _quiet = 0  # bytes since a request or a part of a body was complete
     _within = False  # between the first byte of a request and its last
+    _headed = False  # and its head was whole, so that an app has it
     _named: str | None = None
     _late: asyncio.TimerHandle | None = None
     _stuck: asyncio.TimerHandle | None = None
@@ -85,7 +86,7 @@ class Connection(Declining):
             self._refuse(400, f"at most {MOST_AHEAD} requests may be sent before an answer")
 
     def on_message_begin(self) -> None:
-        self._within = True
+        self._within, self._headed = True, False
         super().on_message_begin()
         extensions: dict[str, Any] = {LEAVE: self.on_leave, WHOLE: self.is_whole}
         if self._named is not None:
@@ -114,6 +115,7 @@ class Connection(Declining):
             if lines > MOST_LINES or head > self.most_bytes:
                 self._why = too_long(head, len(self.url), lines, self.most_bytes)
                 raise ValueError("refused")  # the parser says that to send_400_response
+        self._headed = True
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -160,9 +162,15 @@ class Connection(Declining):
         status, why = self._why or (400, msg)
         Connection.refused += 1
         self._tell(status, why)
-        if self.cycle is None or not self.cycle.response_started or self.cycle.response_complete:
+        if not self._answered():
             self.transport.write(refusal(status, why))
         self.transport.close()
+
+    def _answered(self) -> bool:
+        """Has what is refused an answer, or is one on its way that ours would fall into?"""
+        if self.cycle is None or not self.cycle.response_started:
+            return False
+        return not self.cycle.response_complete or (self._within and self._headed)
 
     def _refuse(self, status: int = 400, why: str = "") -> None:
         if self.transport.is_closing():
@@ -175,7 +183,7 @@ class Connection(Declining):
 
     def _too_long(self) -> tuple[int, str]:
         """Of a head, or else of what stands between two parts of a body."""
-        if self.parser is not None and self.cycle is not None and not self.cycle.response_complete:
+        if self._within and self._headed:
             return 400, f"{self._quiet} bytes came without one of a body"
         url = getattr(self, "url", b"")  # unset before the first request
         return too_long(self._quiet, len(url), 0, self.most_bytes)
