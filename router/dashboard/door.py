@@ -153,9 +153,13 @@ class _Question(msgspec.Struct):
 async def _weigh(gateway: Gateway, request: Request) -> Response:
     """Whom this prompt would be given to now. Nothing is sent, and nobody's turn is taken."""
     question = await _question(request)
-    prompt, (prefills, decodes, met) = await gateway.weigh(
-        parse(question.path, bytes(question.body), "weigh")
-    )
+    ask = parse(question.path, bytes(question.body), "weigh")
+    try:
+        prompt, (prefills, decodes, met) = await gateway.weigh(ask)
+    except GatewayError as error:
+        if error.status != 503:
+            raise
+        return _json({"chosen": None, "why_none": error.message})
     settings = gateway.settings
     return _json(
         {

@@ -1,4 +1,4 @@
-"""Browser: headless Chromium, driven over its DevTools protocol; what a person would see and press."""
+"""Browser: headless Chromium over its DevTools protocol: what a person would see and press."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ class PageFailed(AssertionError):
 class Page:
     """One tab."""
 
-    def __init__(self, browser: Browser, session: str) -> None:
-        self._browser, self._session = browser, session
+    def __init__(self, browser: Browser, session: str, target: str) -> None:
+        self._browser, self._session, self.target = browser, session, target
         self.errors: list[str] = []  # of the console, uncaught, or refused by the page's own policy
 
     async def call(self, method: str, **params: Any) -> Any:
@@ -75,9 +75,10 @@ class Page:
             raise PageFailed(details.get("exception", {}).get("description", details["text"]))
         return found["result"].get("value")
 
-    async def until(self, expression: str, timeout_s: float = 20.0) -> Any:
-        """The first true value of an expression."""
-        return await until(lambda: self.js(expression), timeout_s, f"the page: {expression}")
+    async def until(self, expression: str, timeout_s: float = 20.0) -> None:
+        """Wait for an expression that is true, as JavaScript sees it: an element is."""
+        told = f"Boolean({expression})"
+        await until(lambda: self.js(told), timeout_s, f"the page: {expression}")
 
     async def text(self, selector: str) -> str:
         """What stands there, as it is shown."""
@@ -120,8 +121,12 @@ class Page:
     async def shot(self, path: Path, whole: bool = True) -> None:
         """A picture of the page."""
         found = await self.call("Page.captureScreenshot", captureBeyondViewport=whole)
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(base64.b64decode(found["data"]))
+        await asyncio.to_thread(_keep, path, base64.b64decode(found["data"]))
+
+
+def _keep(path: Path, data: bytes) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(data)
 
 
 class Browser:
@@ -144,10 +149,17 @@ class Browser:
         """A new tab."""
         target = (await self.call("Target.createTarget", {"url": "about:blank"}))["targetId"]
         attached = await self.call("Target.attachToTarget", {"targetId": target, "flatten": True})
-        page = self._pages[attached["sessionId"]] = Page(self, attached["sessionId"])
+        session = attached["sessionId"]
+        page = self._pages[session] = Page(self, session, target)
         for domain in ("Page", "Runtime", "Log"):
             await page.call(f"{domain}.enable")
         return page
+
+    async def tidy(self) -> None:
+        """Close all tabs: each of them holds one of the few connections a browser has to a host."""
+        for page in list(self._pages.values()):
+            await self.call("Target.closeTarget", {"targetId": page.target})
+        self._pages.clear()
 
     async def close(self) -> None:
         self._task.cancel()

@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from io import BytesIO
 from typing import Any
 
 import pytest
@@ -51,7 +52,7 @@ class Door:
         sent = asked if isinstance(asked, bytes) else json.dumps(asked).encode()
         told = {name.replace("_", "-"): value for name, value in headers.items()}
         url = f"{self.url}/weigh"
-        async with self.house.session.post(url, data=sent, headers=told) as got:
+        async with self.house.session.post(url, data=BytesIO(sent), headers=told) as got:
             return got.status, await got.json()
 
 
@@ -176,6 +177,9 @@ async def test_a_picture_shows_what_happened_and_nothing_that_is_secret() -> Non
         assert shown["state"]["ready"] is False and "no healthy decode" in shown["state"]["reason"]
         assert shown["requests"][0]["code"] == "no_decode_available"
         assert shown["totals"]["failed"] == 1
+        told = await page.weigh()
+        assert told[0] == 200 and told[1]["chosen"] is None  # no fault of the question
+        assert "no decode worker" in told[1]["why_none"]
 
 
 def test_many_pages_share_one_picture_a_beat() -> None:

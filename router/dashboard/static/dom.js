@@ -22,7 +22,8 @@ export function fill(place, ...children) {
   const next = children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== "");
   const fresh = h("div", {}, next);
   if (place.innerHTML === fresh.innerHTML) return;
-  if (place.children.length === fresh.children.length && place.children.length === place.childNodes.length) {
+  const bare = (one) => one.children.length === one.childNodes.length; // elements alone, no text
+  if (bare(place) && bare(fresh) && place.children.length === fresh.children.length) {
     const olds = [...place.children], news = [...fresh.children];
     olds.forEach((old, at) => {
       if (old.outerHTML !== news[at].outerHTML) patch(old, news[at]);
@@ -61,6 +62,7 @@ export function count(value) {
 
 export function seconds(value) {
   if (value === null || value === undefined) return "–";
+  if (value === 0) return "0 ms";
   if (value < 0.001) return `${Math.round(value * 1e6)} µs`;
   if (value < 0.1) return `${(value * 1e3).toFixed(1)} ms`;
   if (value < 1) return `${Math.round(value * 1e3)} ms`;

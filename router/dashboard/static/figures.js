@@ -3,6 +3,7 @@
 import { byId, count, fill, h, many, seconds, share, sum } from "./dom.js";
 
 const KEPT_S = 120;
+const LEAST_S = 15; // of a line, however short the page was open
 const RATE_S = 10; // a rate is taken over this long
 const SVG = "http://www.w3.org/2000/svg";
 const history = []; // pictures' numbers, oldest first
@@ -60,7 +61,8 @@ function spark(name) {
   if (points.length < 2) return drawn;
   const most = Math.max(...points.map((one) => one[name]), name === "hit" ? 1 : 1e-6);
   const end = history.at(-1).at;
-  const at = (one) => `${(120 - ((end - one.at) / KEPT_S) * 120).toFixed(1)},${(28 - (one[name] / most) * 24).toFixed(1)}`;
+  const wide = Math.min(KEPT_S, Math.max(LEAST_S, end - history[0].at));
+  const at = (one) => `${(120 - ((end - one.at) / wide) * 120).toFixed(1)},${(28 - (one[name] / most) * 24).toFixed(1)}`;
   const path = thin(points).map(at);
   const first = path[0].split(",")[0];
   drawn.append(

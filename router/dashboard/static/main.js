@@ -29,7 +29,8 @@ function state({ state: now, workers, models }) {
   const roles = ["prefill", "decode", "both"].map((role) => [role, workers.filter((one) => one.role === role && one.state === "serving").length]);
   const there = roles.filter(([, number]) => number).map(([role, number]) => `${number} ${role}`).join(", ");
   const about = [there, models.join(", ")].filter(Boolean).join(" · ");
-  fill(byId("state"), now.ready ? h("b", {}, now.reason ? `Serving, but ${now.reason}` : "Serving") : h("b", { class: "bad" }, `Cannot serve: ${now.reason}`), about ? ` · ${about}` : "");
+  const reason = now.reason.split(":")[0]; // who it is and why, the diagnosis says
+  fill(byId("state"), now.ready ? h("b", {}, reason ? `Serving, but ${reason}` : "Serving") : h("b", { class: "bad" }, `Cannot serve: ${reason}`), about ? ` · ${about}` : "");
   document.title = now.ready ? "kvplane" : "kvplane: cannot serve";
 }
 

@@ -49,19 +49,34 @@ export async function ask(path, { body, signal } = {}) {
   return answer.json();
 }
 
+// A browser has six connections to a host, and each stream keeps one: a tab nobody sees lets go.
+const UNSEEN_MS = 5000;
+
+function seen() {
+  if (!document.hidden) return Promise.resolve();
+  return new Promise((done) => document.addEventListener("visibilitychange", () => document.hidden || done()));
+}
+
 // Follows `path` for ever. hears: {opening, picture(data), away(error, waitMs), locked(error)}.
 // Returns {again}: try at once, for instance with another key.
 export function follow(path, hears) {
   let wake = () => {};
+  let told = false; // to try again, also while an attempt was still under way
   let wait = FIRST_WAIT_MS;
   const pause = (ms) => new Promise((done) => {
     wake = done;
-    if (ms !== Infinity) setTimeout(done, ms);
+    if (told) done();
+    else if (ms !== Infinity) setTimeout(done, ms);
   });
 
   async function once() {
     const stop = new AbortController();
-    let watch;
+    let watch, leave;
+    const hide = () => {
+      clearTimeout(leave);
+      if (document.hidden) leave = setTimeout(() => stop.abort(new Error("nobody looks")), UNSEEN_MS);
+    };
+    document.addEventListener("visibilitychange", hide);
     const alive = () => {
       clearTimeout(watch);
       watch = setTimeout(() => stop.abort(new Error("the gateway fell silent")), SILENT_MS);
@@ -76,6 +91,8 @@ export function follow(path, hears) {
       }
       throw new Error("the gateway ended the stream");
     } finally {
+      document.removeEventListener("visibilitychange", hide);
+      clearTimeout(leave);
       clearTimeout(watch);
       stop.abort();
     }
@@ -83,6 +100,8 @@ export function follow(path, hears) {
 
   (async () => {
     for (;;) {
+      await seen();
+      told = false;
       hears.opening();
       try {
         await once();
@@ -92,13 +111,14 @@ export function follow(path, hears) {
           await pause(Infinity);
           continue;
         }
+        if (document.hidden) continue;
         hears.away(error, wait);
         await pause(wait);
         wait = Math.min(wait * 1.7, MOST_WAIT_MS);
       }
     }
   })();
-  return { again: () => { wait = FIRST_WAIT_MS; wake(); } };
+  return { again: () => { wait = FIRST_WAIT_MS; told = true; wake(); } };
 }
 
 async function* events(body, alive) {

@@ -52,11 +52,18 @@ async function look(room) {
 }
 
 function show(found) {
-  const bad = found.outcome === "failed";
-  fill(byId("room-body"),
-    bad && found.error ? h("p", { class: "fault" }, found.error.message ?? "It failed.") : null,
-    h("dl", { class: "facts-list" }, facts(found).map(([name, value]) => h("div", {}, h("dt", {}, name), h("dd", {}, value)))),
+  fill(byId("room-body"), headline(found),
+    h("dl", { class: "facts-list" }, facts(found).map(([name, value]) => h("div", { class: value.length > 22 ? "long" : "" }, h("dt", {}, name), h("dd", {}, value)))),
     found.stages.length ? h("div", { class: "scroll" }, waterfall(found)) : h("p", { class: "empty" }, "No stage was seen."));
+}
+
+// Where it stopped first: of the stages that failed the earliest, and the engines' before ours.
+function headline(found) {
+  const broken = found.stages.filter((stage) => stage.outcome === "failed");
+  const first = broken.find((stage) => stage.by !== "gateway") ?? broken[0];
+  if (found.outcome !== "failed" || !(first || found.error)) return null;
+  return h("div", { class: "fault" }, first ? h("b", {}, `Stopped at ${first.stage}. `) : null,
+    first?.detail || (found.error?.message ?? "No reason was given."));
 }
 
 function facts(found) {
@@ -77,20 +84,20 @@ function facts(found) {
   ].filter(([, value]) => value);
 }
 
-// Where a stage belongs: with its witness; one that nobody told of, with who would have.
+// Where a stage belongs: with its witness ("prefill@10.0.0.7:30000"); one that nobody told of, with
+// who would have.
 function laneOf(stage, found) {
   if (stage.outcome === UNSEEN) return stage.stage === "register" ? "prefill" : "decode";
-  const by = String(stage.by ?? "");
-  for (const side of ["prefill", "decode"]) {
-    const names = [found[side]?.worker, found[side]?.url?.replace(/^https?:\/\//, "")].filter(Boolean);
-    if (names.some((name) => by === name || [" ", "@", "/"].some((mark) => by.startsWith(name + mark)))) return side;
-  }
-  return by || "gateway";
+  const by = String(stage.by || "gateway");
+  if (by.split("@")[0] in LANES) return by.split("@")[0];
+  const side = ["prefill", "decode"].find((one) =>
+    [found[one]?.worker, found[one]?.url?.replace(/^https?:\/\//, "")].some((name) => name && by.startsWith(name)));
+  return side ?? by;
 }
 
 function waterfall(found) {
-  const timed = found.stages.map((stage) => ({ ...stage, from: began(stage, found), took: stage.duration_s ?? 0 }));
-  const whole = Math.max(found.duration_s ?? 0, ...timed.map((stage) => stage.from + stage.took), 1e-4);
+  const timed = found.stages.map((stage) => ({ ...stage, ...span(stage, found) }));
+  const whole = Math.max(found.duration_s ?? 0, ...timed.map((stage) => stage.to), 1e-4);
   const lanes = new Map(Object.keys(LANES).map((name) => [name, []]));
   for (const stage of timed) {
     const lane = laneOf(stage, found);
@@ -104,9 +111,15 @@ function waterfall(found) {
       h("tbody", { data: { lane } }, heading(lane, found), stages.map((stage) => row(stage, whole)))));
 }
 
-function began(stage, found) {
-  if (stage.begin_s !== null && stage.begin_s !== undefined) return stage.begin_s;
-  return stage.at ? Math.max(0, stage.at - stage.duration_s - found.opened_at) : 0;
+// From and to, in seconds since the attempt began; what began before it is cut off there.
+function span(stage, found) {
+  const took = stage.duration_s ?? 0;
+  if (stage.at) {
+    const to = Math.max(0, stage.at - found.opened_at);
+    return { from: Math.max(0, to - took), to };
+  }
+  const from = stage.begin_s ?? 0;
+  return { from, to: from + took };
 }
 
 function ticks(whole) {
@@ -121,7 +134,7 @@ function heading(lane, found) {
 }
 
 function row(stage, whole) {
-  const place = { "--from": `${((stage.from / whole) * 100).toFixed(2)}%`, "--wide": `${((stage.took / whole) * 100).toFixed(2)}%` };
+  const place = { "--from": `${((stage.from / whole) * 100).toFixed(2)}%`, "--wide": `${(((stage.to - stage.from) / whole) * 100).toFixed(2)}%` };
   const how = HOW[stage.outcome] ?? "went";
   return h("tr", { class: how, data: { stage: stage.stage, outcome: stage.outcome } },
     h("th", { scope: "row" }, WORDS[how] ? `${stage.stage} ${WORDS[how]}` : stage.stage,
