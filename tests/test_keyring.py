@@ -12,10 +12,11 @@ from kvplane.router.keys import Keys, digest_of
 from kvplane.settings import BadSetting, Settings, parser, resolve
 
 SECRET = "sk-0123456789"
+PARSER = parser()
 
 
 def told(*argv: str, file: dict[str, Any] | None = None, **environ: str) -> Settings:
-    return resolve(vars(parser().parse_args(["router", *argv])), environ, file or {})
+    return resolve(vars(PARSER.parse_args(["router", *argv])), environ, file or {})
 
 
 def test_a_key_is_kept_by_its_digest_alone() -> None:

@@ -46,8 +46,11 @@ FLAGS: list[tuple[str, str, str, Any]] = [
 ]
 
 
+PARSER = parser()
+
+
 def settings(*argv: str, **environ: str) -> RouterSettings:
-    return router_settings(resolve(vars(parser().parse_args(["all", *argv])), environ, {}))
+    return router_settings(resolve(vars(PARSER.parse_args(["all", *argv])), environ, {}))
 
 
 def member(found: Any, path: str) -> Any:
@@ -87,7 +90,7 @@ def test_a_command_line_of_sgl_router_is_understood() -> None:
         "--decode", "http://10.0.0.3:30000", "--decode", "http://10.0.0.4:30000",
         "--host", "0.0.0.0", "--port", "8000", "--prometheus-port", "29000",
     ]  # fmt: skip
-    found = resolve(vars(parser().parse_args(line)), {}, {})
+    found = resolve(vars(PARSER.parse_args(line)), {}, {})
     assert [str(one.role) for one in found.workers] == ["prefill", "prefill", "decode", "decode"]
     assert (found["prometheus_port"], found["policy"]) == (29000, "cache_aware")
 
