@@ -17,7 +17,7 @@ import msgspec
 
 from kvplane.vocabulary import Role
 
-from .errors import GatewayError
+from .errors import GatewayError, invalid
 from .facts import ANSWER_TOKENS, BYTES_PER_TOKEN
 from .handoffs import reserved
 from .splice import splice
@@ -81,10 +81,10 @@ def read_call(path: str, raw: bytes, request_id: str, headers: HeaderList, salt:
     body = {name: value for name, value in body.items() if not reserved(name)}
     raw, body = apart(path, raw, body, salt)
     tokens = 1 + len(raw) // BYTES_PER_TOKEN + _wanted(path, body)
-    model = body.get("model")
-    return Call(
-        path, raw, request_id, headers, JSON, model if isinstance(model, str) else "", tokens
-    )
+    model = body.get("model") or ""
+    if not isinstance(model, str):
+        raise invalid("model", "'model' must be a string")
+    return Call(path, raw, request_id, headers, JSON, model, tokens)
 
 
 def _wanted(path: str, body: dict[str, Any]) -> int:

@@ -177,6 +177,7 @@ async def test_another_kind_of_body_goes_as_it_is() -> None:
         bad: list[tuple[Any, dict[str, str]]] = [
             (b"{nonsense", {"content-type": "application/json"}),
             (b"[1]", {}),
+            (b'{"model":5}', {}),
             (b"[" * 100_000, {"content-type": "application/json"}),
         ]
         for body, headers in bad:
