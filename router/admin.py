@@ -21,7 +21,7 @@ from .admin_docs import docs_page
 from .admin_evidence import evidence_routes
 from .admin_fleet import fleet_routes
 from .admin_workers import Declare, WorkerDesk, worker_routes
-from .engines import ask_engine, ask_models
+from .engines import Models, ask_engine
 from .errors import GatewayError
 from .gateway import Gateway
 from .readiness import marks
@@ -80,18 +80,20 @@ def _life(app: FastAPI, gateway: Gateway) -> None:
 
 
 def _models(app: FastAPI, gateway: Gateway) -> None:
+    all_models = Models(gateway)
+
     @app.get("/v1/models", tags=["models"])
     async def models() -> dict[str, Any]:
         """All models, each as its engine describes it."""
         return {
             "object": "list",
-            "data": [_marked(gateway, one) for one in await ask_models(gateway)],
+            "data": [_marked(gateway, one) for one in await all_models.ask()],
         }
 
     @app.get("/v1/models/{model:path}", tags=["models"])
     async def model(model: str) -> dict[str, Any]:
         """One model."""
-        for found in await ask_models(gateway):
+        for found in await all_models.ask():
             if found["id"] == model:
                 return _marked(gateway, found)
         raise GatewayError("model_not_found", f"no model {model!r} here", "model")

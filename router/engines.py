@@ -60,6 +60,21 @@ async def ask_models(gateway: Gateway) -> list[dict[str, Any]]:
     return merged(lists, gateway.fleet.pods())
 
 
+class Models:
+    """The list of models, asked once for all who want it at the same time: a reader costs us a
+    question to every engine."""
+
+    def __init__(self, gateway: Gateway) -> None:
+        self._gateway = gateway
+        self._asking: asyncio.Task[list[dict[str, Any]]] | None = None
+
+    async def ask(self) -> list[dict[str, Any]]:
+        """As `ask_models`. Who leaves ends it for nobody else."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(ask_models(self._gateway))
+        return await asyncio.shield(self._asking)
+
+
 def askable(gateway: Gateway) -> list[Target]:
     """One target per pod; the healthy first, prefills before the rest."""
     order = {Role.PREFILL: 0, Role.BOTH: 1, Role.DECODE: 2}

@@ -8,7 +8,9 @@ from typing import Any
 
 from kit.gatehouse import gatehouse, worker
 from kit.peer import Call, Script, answer, replies
+from kit.wait import until
 
+from kvplane.router.engines import Models
 from kvplane.router.model_list import entries_of, merged
 from kvplane.vocabulary import Role
 
@@ -89,3 +91,23 @@ async def test_all_engines_are_asked_at_once_and_a_silent_one_is_left_out() -> N
         assert found["data"] == [tiny | {"extra": 1}, ADAPTER]
         met.set()
         assert (await house.get("/v1/models/tiny-lora"))[1] == ADAPTER
+
+
+async def test_many_readers_cost_each_engine_one_question() -> None:
+    opened = asyncio.Event()
+
+    async def slow(call: Call) -> None:
+        while await call.request():
+            await opened.wait()
+            await call.send(answer(b'{"data":[{"id":"tiny"}]}'))
+
+    async with gatehouse({"p1": slow, "d1": slow}) as house:
+        models = Models(house.gateway)
+        readers = [asyncio.create_task(models.ask()) for _ in range(20)]
+        await until(lambda: all(engine.requests for engine in house.engines.values()))
+        readers.pop().cancel()  # who leaves ends it for nobody else
+        opened.set()
+        assert await asyncio.gather(*readers) == [[{"id": "tiny"}]] * 19
+        assert [len(engine.requests) for engine in house.engines.values()] == [1, 1]
+        await models.ask()  # and the next is asked anew
+        assert [len(engine.requests) for engine in house.engines.values()] == [2, 2]
