@@ -25,6 +25,7 @@ from kvplane.vocabulary import Worker, WorkerUp
 from . import answers, snapshots
 from .chains import Chains
 from .desk import Desk, Tokenize, check_known, loaded, place
+from .documented import DOCUMENTED
 from .errors import BadValue
 from .follower import Follower
 from .hashing import from_hex
@@ -159,12 +160,16 @@ def index_app(
     app = _App(title="kvplane index", description=text, docs_url=None, redoc_url=None)
     app.desk = Desk(view, follower, fleet, tokenize, metrics, settings, clock, chains, doubts)
     routes = _Routes(view, follower, fleet, settings, clock, app.desk, doubts)
-    app.add_api_route("/rank", routes.rank, methods=["POST"], response_model=None)
-    app.add_api_route("/workers", routes.workers, response_model=None)
-    app.add_api_route("/workers/{worker:path}", routes.one_worker, response_model=None)
-    app.add_api_route("/blocks/{block}", routes.block, response_model=None)
-    app.add_api_route("/stats", routes.stats, response_model=None)
-    app.add_api_route("/snapshot", routes.snapshot, response_model=None)
+    for path, route in (
+        ("/rank", routes.rank),
+        ("/workers", routes.workers),
+        ("/workers/{worker:path}", routes.one_worker),
+        ("/blocks/{block}", routes.block),
+        ("/stats", routes.stats),
+        ("/snapshot", routes.snapshot),
+    ):
+        methods, told = ["POST" if path == "/rank" else "GET"], DOCUMENTED.get(path)
+        app.add_api_route(path, route, methods=methods, response_model=None, openapi_extra=told)
     app.add_exception_handler(Refusal, _refused)
     app.add_exception_handler(BadValue, _refused)
     app.add_exception_handler(HTTPException, _no_route)
