@@ -80,7 +80,7 @@ def test_every_path_command_and_flag_it_names_exists(name: str) -> None:
         assert path.endswith("new.py") or (ROOT / path).exists(), path
     for link in re.findall(r"\]\((?!http)([^)#]+)", text):
         assert (DOCS[name].parent / link).exists(), link
-    for command in set(re.findall(r"kvplane ([a-z]+)(?=[ `])", text)) - {"is", "does"}:
+    for command in set(re.findall(r"`kvplane ([a-z]+)", text)):
         assert command in COMMANDS, command
     flags = {key.flag for command in COMMANDS.values() for key in command.keys}
     known = flags | {"--prefill", "--decode", "--worker-urls", "--events", "--replay", "--config"}
@@ -90,9 +90,8 @@ def test_every_path_command_and_flag_it_names_exists(name: str) -> None:
 @every_document
 def test_every_make_target_and_benchmark_it_names_exists(name: str) -> None:
     text, makefile = DOCS[name].read_text(), (ROOT / "Makefile").read_text()
-    for target, rows in re.findall(r"\bmake ([a-z-]+)(?: ARGS=\"?([a-z5 -]*)\"?)?", text):
-        if target in ("their", "it", "salts", "of"):
-            continue
+    said = re.findall(r"(?:`|^)make ([a-z-]+)(?: ARGS=\"?([a-z5 -]*)\"?)?", text, re.M)
+    for target, rows in said:
         assert re.search(rf"^{target}:", makefile, re.M), target
         assert target != "bench" or set(rows.split()) <= benchmarks(), rows
 
@@ -103,7 +102,15 @@ def benchmarks() -> set[str]:
     )
 
 
-@pytest.mark.skipif(shutil.which("docker") is None, reason="docker is not on PATH")
+def composes() -> bool:
+    """Whether `docker compose` is a command here; it need not reach an engine."""
+    if shutil.which("docker") is None:
+        return False
+    asked = subprocess.run(["docker", "compose", "version"], capture_output=True, check=False)
+    return asked.returncode == 0
+
+
+@pytest.mark.skipif(not composes(), reason="docker compose is not here")
 def test_its_docker_lines_read_compose_yaml() -> None:
     lines = [line for name in DOCS for text in fences(name, "sh") for line in text.splitlines()]
     for line in lines:
@@ -176,7 +183,7 @@ async def test_the_operators_commands_run_and_show_what_it_says() -> None:
     async with serving() as (built, prefill):
         out = await script("operators.md", built, prefill)
         assert '"status":"ready"' in out.replace(" ", "")
-        assert "\n403\n" in out  # from elsewhere, without a key
+        assert "403\n" in out  # from elsewhere, without a key
         assert "nothing is wrong" in out
         assert '"draining":true' in out.replace(" ", "")
         assert "kvplane_router_rooms_open 0.0" in out

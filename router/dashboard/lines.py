@@ -62,7 +62,7 @@ def _line(gateway: Gateway, target: Target, counted: Counted, now: float, wall: 
         "engine": target.up.engine,
         "model": target.model,
         "state": health(target),
-        "trouble": target.trouble,
+        "trouble": trouble(target),
         "since_s": round(max(0.0, now - target.pulse.since), 1),
         "inflight_tokens": target.inflight_tokens,
         "inflight_requests": target.inflight_requests,
@@ -99,6 +99,15 @@ def health(target: Target) -> str:
     if not target.pulse.healthy:
         return "unhealthy"
     return "lost" if target.pulse.lost else "serving"
+
+
+def trouble(target: Target) -> str:
+    """Why it is not serving, beside that word."""
+    if target.pulse.draining:
+        return f"{target.inflight_requests} under way"
+    if not target.pulse.healthy:
+        return target.pulse.reason
+    return str(target.pulse.lost or "")
 
 
 def believed(gateway: Gateway, target: Target) -> tuple[Knowledge, str]:

@@ -46,6 +46,8 @@ def named(query: str) -> list[Named]:
         elif kind == "name" and after == "(" and text not in WORDS:
             if text not in FUNCTIONS:
                 raise ValueError(f"{text}: no function this knows, in {query}")
+        elif text in FUNCTIONS and after in ("by", "without"):
+            continue  # sum by (role) (...)
         elif kind == "name" and text not in WORDS and _is_series(tokens, at):
             found.append(Named(text, frozenset(_inside(tokens, at + 1, "{"))))
     return [Named(one.series, one.labels | (grouped - {"le"})) for one in found]

@@ -33,23 +33,24 @@ function row(worker, busiest, fullest) {
   const name = h("th", { scope: "row" }, h("span", { class: "who" }, worker.worker),
     h("span", { class: "sub" }, [worker.role, worker.engine, worker.model].filter(Boolean).join(" · ")));
   if (worker.state === "waiting") {
-    return h("tr", facts, name, cell("State", word("waiting"), note(worker.trouble, "bad")),
+    return h("tr", facts, name, cell("State", word("waiting"), reason(worker.trouble, "bad")),
       h("td", { colspan: 5, class: "wide" }));
   }
   return h("tr", facts, name,
-    cell("State", word(worker.state), note(worker.state === "serving" ? "" : worker.trouble, TONES[worker.state])),
+    cell("State", word(worker.state), reason(worker.state === "serving" ? "" : worker.trouble, TONES[worker.state])),
     cell("In flight", many(worker.inflight_tokens, "token"), bar([worker.inflight_tokens], busiest),
       note(many(worker.inflight_requests, "request"))),
     cell("Circuit", word(worker.circuit), note(worker.circuit === "open" ? `tried in ${seconds(worker.circuit_wait_s)}` : "")),
     cell("Knowledge", word(worker.knowledge),
-      note(worker.drift || (worker.knowledge === "exact" ? "" : worker.reason), worker.drift ? "warn" : "")),
-    cell("Blocks held", count(held(worker)), bar(TIERS.map((tier) => worker.blocks[tier] ?? 0), fullest), note(tiers(worker))),
+      reason(worker.drift || (worker.knowledge === "exact" ? "" : worker.reason), worker.drift ? "warn" : "")),
+    cell("Blocks held", count(held(worker)), bar(TIERS.map((tier) => worker.blocks[tier] ?? 0), fullest), h("span", { class: "sub whole" }, tiers(worker))),
     cell("Cached, foretold → found", foresight(worker)));
 }
 
 const cell = (name, ...children) => h("td", { data: { name } }, children);
 const word = (text) => h("span", { class: "word", data: { tone: TONES[text] ?? "none" } }, text);
 const note = (text, tone = "") => (text ? h("span", { class: `sub ${tone}`.trim() }, text) : null);
+const reason = (text, tone = "") => (text ? h("span", { class: `sub clamp ${tone}`.trim(), title: text }, text) : null);
 
 export function bar(parts, most) {
   return h("span", { class: "bar", "aria-hidden": "true" }, parts.map((part) =>

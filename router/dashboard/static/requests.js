@@ -26,11 +26,11 @@ function row(request) {
   const how = h("span", { class: "word", data: { tone: TONES[request.outcome] ?? "none" } }, WORDS[request.outcome] ?? request.outcome);
   return h("tr", { data: { outcome: request.outcome } },
     h("td", {}, room ? h("a", { href: `#room-${room}`, "aria-label": `Room of the request of ${clock(request.at)}` }, clock(request.at))
-      : clock(request.at), h("span", { class: "sub" }, request.attempt > 1 ? `attempt ${request.attempt}` : "")),
+      : clock(request.at), h("span", { class: "sub whole" }, request.attempt > 1 ? `attempt ${request.attempt}` : "")),
     h("td", {}, how, h("span", { class: "sub" }, pair),
       request.stage || request.code ? h("span", { class: "sub bad" }, request.stage ?? request.code) : null),
-    h("td", {}, depth(request)),
-    h("td", {}, seconds(request.duration_s), request.first_byte_s !== null
+    h("td", { class: "whole" }, depth(request)),
+    h("td", { class: "whole" }, seconds(request.duration_s), request.first_byte_s !== null
       ? h("span", { class: "sub" }, `first ${seconds(request.first_byte_s)}`) : null));
 }
 
