@@ -19,6 +19,7 @@ from .gateway import Gateway
 from .legs_errors import LegError
 from .legs_wire import Origin
 from .model_list import entries_of, merged
+from .redaction import without_secrets
 from .target import Target
 
 ASK_S = 3.0  # engines answer these in milliseconds
@@ -39,7 +40,8 @@ async def get(gateway: Gateway, url: str, path: str, method: str = "GET") -> tup
 
 
 async def ask_engine(gateway: Gateway, path: str) -> bytes:
-    """The answer of the first engine that gives one, prefills first. Raises GatewayError."""
+    """The answer of the first engine that gives one, prefills first, without what it keeps secret.
+    Raises GatewayError."""
     why = "no worker is registered"
     for target in askable(gateway)[:8]:
         try:
@@ -48,7 +50,7 @@ async def ask_engine(gateway: Gateway, path: str) -> bytes:
             why = f"{target.worker}: {error or 'no answer'}"
             continue
         if status == 200:
-            return body
+            return without_secrets(body)
         why = f"{target.worker} answered {status}"
     raise GatewayError("no_prefill_available", f"{path}: {why}")
 
