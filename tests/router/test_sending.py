@@ -18,6 +18,7 @@ from kit.wait import until
 
 from kvplane.router.legs_settings import LegSettings
 from kvplane.router.settings import RetrySettings, RouterSettings
+from kvplane.vocabulary import Pod, Worker
 
 CHAT = {"messages": [{"role": "user", "content": "x"}]}
 ONCE = RouterSettings(retry=RetrySettings(retries=0))
@@ -56,6 +57,7 @@ BODIES: dict[str, tuple[str, dict[str, Any], int]] = {  # FR-RT-05, FR-RT-06
 async def test_each_prompt_and_sample_meets_in_its_own_room_and_all_answers_come(
     path: str, body: dict[str, Any], count: int
 ) -> None:
+    """FR-RT-05, FR-RT-06."""
     async with pair() as (house, prefill, decode):
         status, raw, headers = await house.post(path, body)
         assert status == 200, raw
@@ -125,6 +127,21 @@ async def test_a_room_of_the_client_never_reaches_an_engine(room: Any) -> None:
         for head in (*prefill.heads, *decode.heads):
             assert not [name for name in head if name.startswith("x-override")]
             assert "x-data-parallel-rank" not in head
+
+
+@pytest.mark.parametrize("engine", ["sglang", "vllm"])
+async def test_the_rank_of_a_unified_worker_travels(engine: str) -> None:
+    facts = {"u1": {"dp_size": 3, "engine": engine}}
+    async with gatehouse({"u1": replies(answer())}, ONCE, facts=facts) as house:
+        for _ in range(4):
+            _, _, headers = await house.post("/v1/completions", {"prompt": "a"})
+            head, _, raw = house.engines["u1"].requests[-1].partition(b"\r\n\r\n")
+            if engine == "vllm":
+                (line,) = (one for one in head.split(b"\r\n") if b"data-parallel-rank" in one)
+                rank = int(line.partition(b": ")[2])
+            else:
+                rank = json.loads(raw)["routed_dp_rank"]
+            assert headers["x-kvplane-decode"] == str(Worker(Pod("u1"), rank))
 
 
 # -- the end of an attempt
