@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from typing import Any
 
 import pytest
@@ -179,3 +180,30 @@ def test_only_what_prefill_alone_can_tell_is_waited_for(
     path: str, body: dict[str, Any], asked: bool
 ) -> None:
     assert needed(parse(path, json.dumps(body).encode(), "id")) is asked
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whatever_engines_say_something_comes_out(seed: int) -> None:
+    """Answers with bytes changed, left out and doubled: merged or as they came, never an error."""
+    chance = random.Random(seed)
+    plain = (
+        json.dumps(PREFILL).encode(),
+        json.dumps(DECODE).encode(),
+        json.dumps([DECODE]).encode(),
+    )
+    for _ in range(300):
+        told, answer = (spoilt(chance, chance.choice([*plain, STREAM])) for _ in range(2))
+        made = Merge()
+        made.prefill(told)
+        assert made.whole(answer)
+        made.prefill(plain[0])
+        assert streamed(made, answer, chance.randrange(1, 90))
+
+
+def spoilt(chance: random.Random, text: bytes) -> bytes:
+    """Up to three places of it are not as they were."""
+    for _ in range(chance.randrange(4)):
+        at, end = sorted(chance.randrange(len(text)) for _ in range(2))
+        put = chance.choice([b"", b"[", b"}", b"\xff", b"null", b'"', b"-1", text[at : at + 9]])
+        text = text[:at] + put + text[chance.choice([at, end]) :] or b"x"
+    return text
