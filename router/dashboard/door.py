@@ -58,7 +58,7 @@ def dashboard_app(
     gateway: Gateway,
     desk: WorkerDesk | None = None,
     lag_ms: Callable[[], float] = lambda: 0.0,
-) -> Starlette:
+) -> Dashboard:
     """The app; `desk` knows the workers that do not serve yet."""
     clock = gateway.clock
 
@@ -80,13 +80,17 @@ def dashboard_app(
         Route("/live", _guarded(live, key), methods=["GET"]),
         Route("/weigh", _guarded(weigh, key), methods=["POST"]),
     ]
-    return _Dashboard(
+    made = Dashboard(
         routes=routes, exception_handlers={GatewayError: _ours, HTTPException: _refused}
     )
+    made.board = board
+    return made
 
 
-class _Dashboard(Starlette):
-    """The app; its own name, without a slash, is the page."""
+class Dashboard(Starlette):
+    """The app; its own name, without a slash, is the page. Its board is a Part."""
+
+    board: Board
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http" and scope["path"] == scope.get("root_path", ""):

@@ -10,6 +10,7 @@ slow reader gets the newest picture when it takes one. Open it to change how oft
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Callable
 from typing import Any
 
@@ -28,12 +29,27 @@ HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
 
 
 class Board:
-    """The newest picture, made when somebody asks and the last one is a beat old."""
+    """The newest picture, made when somebody asks and the last one is a beat old. A Part: stop()
+    ends all pages, which would hold up the end of the process else."""
 
     def __init__(self, make: Callable[[], dict[str, Any]], clock: Clock) -> None:
         self._make, self._clock = make, clock
         self._at, self._shown = float("-inf"), b""
+        self._ended = asyncio.Event()
         self.pages = 0
+
+    async def start(self) -> None:
+        """Nothing to prepare."""
+
+    async def stop(self) -> None:
+        """No page is told anything more."""
+        self._ended.set()
+
+    async def beat(self) -> bool:
+        """Wait for the time of the next picture; False where there is none."""
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._ended.wait(), BEAT_S)
+        return not self._ended.is_set()
 
     def shown(self) -> bytes:
         """The event, as it is sent."""
@@ -72,7 +88,6 @@ class Live(StreamingResponse):
             self._board.leave()
 
     async def _events(self) -> AsyncIterator[bytes]:
-        yield b"retry: 1000\n\n"
-        while True:
+        yield self._board.shown()
+        while await self._board.beat():
             yield self._board.shown()
-            await asyncio.sleep(BEAT_S)

@@ -43,6 +43,7 @@ class Door:
 
     house: Gatehouse
     url: str
+    board: Board
 
     async def get(self, path: str = "", **headers: str) -> tuple[int, str, Any]:
         async with self.house.session.get(self.url + path, headers=headers) as got:
@@ -63,7 +64,7 @@ async def door(key: str = "", **facts: Any) -> AsyncIterator[Door]:
         app = dashboard_app(house.gateway)
         server = Server(Switchboard({"/dashboard": app}), "127.0.0.1", 0, "page")
         async with running([server]):
-            yield Door(house, f"http://127.0.0.1:{server.port}/dashboard")
+            yield Door(house, f"http://127.0.0.1:{server.port}/dashboard", app.board)
 
 
 async def test_the_page_is_open_and_every_file_it_names_is_there() -> None:
@@ -119,7 +120,7 @@ async def test_who_may_look(key: str, headers: dict[str, str], status: int) -> N
         async with page.house.session.get(f"{page.url}/live", headers=told) as got:
             assert got.status == status
             if status == 200:
-                assert await got.content.readline() == b"retry: 1000\n"
+                assert await got.content.readline() == b"event: picture\n"
 
 
 @pytest.mark.parametrize(
@@ -193,6 +194,13 @@ def test_many_pages_share_one_picture_a_beat() -> None:
     assert {board.shown() for _ in range(100)} == {b'event: picture\ndata: {"number":1}\n\n'}
     clock.advance(BEAT_S)
     assert b'"number":2' in board.shown() and len(made) == 2
+
+
+async def test_pages_are_let_go_when_the_gateway_ends() -> None:
+    async with door() as page, page.house.session.get(f"{page.url}/live") as got:
+        assert (await got.content.readline()) == b"event: picture\n"
+        await page.board.stop()
+        assert b"event: picture" not in await got.content.read()  # and it ends
 
 
 async def test_more_pages_than_there_are_places_are_told_to_wait() -> None:
