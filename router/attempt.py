@@ -130,7 +130,7 @@ class Attempt:
     def _hear(self, leg: Exchange) -> None:
         data = leg.take()
         self.usage.feed(data)
-        if self.keeps:
+        if self.keeps and data:
             self._heard.append(data)
             self._heard_bytes += len(data)
 

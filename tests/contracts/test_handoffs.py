@@ -39,10 +39,9 @@ def handoff(request: pytest.FixtureRequest) -> Handoff:
     return HANDOFFS[request.param]
 
 
-@pytest.fixture(params=ASKS.values(), ids=ASKS.keys())
-def ask(request: pytest.FixtureRequest) -> Ask:
-    path, raw = request.param
-    return parse(path, raw, "id")
+@pytest.fixture(scope="module")
+def asks() -> list[Ask]:
+    return [parse(path, raw, "id") for path, raw in ASKS.values()]
 
 
 def bindings(count: int, prefill_rank: int = 0, decode_rank: int = 0) -> list[Binding]:
@@ -67,26 +66,33 @@ def decodes(bodies: Bodies) -> bytes:
     return bodies.then(b'{"kv_transfer_params":{"remote_host":"10.0.0.1"}}').body
 
 
-def test_decode_gets_what_the_client_sent_as_it_was_sent(handoff: Handoff, ask: Ask) -> None:
-    raw = decodes(written(handoff, ask))
-    sent = msgspec.json.decode(raw)
-    ours = {name for name in sent if reserved(name) or name == "rid"}
-    assert {name: value for name, value in sent.items() if name not in ours} == ask.body
-    assert [form in raw for form in FORMS] == [form in ask.raw for form in FORMS]
-
-
-def test_prefill_gets_the_same_prompt_and_unknown_members(handoff: Handoff, ask: Ask) -> None:
-    raw = written(handoff, ask).prefill
-    if raw is not None:
+def test_decode_gets_what_the_client_sent_as_it_was_sent(handoff: Handoff, asks: list[Ask]) -> None:
+    for ask in asks:
+        raw = decodes(written(handoff, ask))
         sent = msgspec.json.decode(raw)
-        limits = {"stream", "n", "max_tokens", "stream_options"}
-        own = {name: value for name, value in ask.body.items() if name not in limits}
-        assert {name: sent.get(name) for name in own} == own
+        ours = {name for name in sent if reserved(name) or name == "rid"}
+        assert {name: value for name, value in sent.items() if name not in ours} == ask.body
         assert [form in raw for form in FORMS] == [form in ask.raw for form in FORMS]
 
 
-def test_a_room_for_each_prompt_and_sample_or_one_or_none(handoff: Handoff, ask: Ask) -> None:
-    assert handoff.rooms(ask) in (0, 1, ask.prompts * ask.samples)
+def test_prefill_gets_the_same_prompt_and_unknown_members(
+    handoff: Handoff, asks: list[Ask]
+) -> None:
+    for ask in asks:
+        raw = written(handoff, ask).prefill
+        if raw is not None:
+            sent = msgspec.json.decode(raw)
+            limits = {"stream", "n", "max_tokens", "stream_options"}
+            own = {name: value for name, value in ask.body.items() if name not in limits}
+            assert {name: sent.get(name) for name in own} == own
+            assert [form in raw for form in FORMS] == [form in ask.raw for form in FORMS]
+
+
+def test_a_room_for_each_prompt_and_sample_or_one_or_none(
+    handoff: Handoff, asks: list[Ask]
+) -> None:
+    for ask in asks:
+        assert handoff.rooms(ask) in (0, 1, ask.prompts * ask.samples)
 
 
 @pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/chat/completions"])
@@ -119,18 +125,23 @@ def test_dp_ranks_are_pinned_where_a_pod_has_several(handoff: Handoff) -> None:
         )
 
 
-def test_no_rank_is_named_where_there_is_one(handoff: Handoff, ask: Ask) -> None:
-    bodies = written(handoff, ask)
-    for raw in (bodies.prefill, decodes(bodies)):
-        assert raw is None or b"dp_rank" not in raw
-    assert b"x-data-parallel-rank" not in dict((*bodies.prefill_headers, *bodies.decode_headers))
+def test_no_rank_is_named_where_there_is_one(handoff: Handoff, asks: list[Ask]) -> None:
+    for ask in asks:
+        bodies = written(handoff, ask)
+        for raw in (bodies.prefill, decodes(bodies)):
+            assert raw is None or b"dp_rank" not in raw
+        assert b"x-data-parallel-rank" not in dict(
+            (*bodies.prefill_headers, *bodies.decode_headers)
+        )
 
 
-def test_it_says_the_same_each_time(handoff: Handoff, ask: Ask) -> None:
-    one, other = written(handoff, ask), written(handoff, ask)
-    assert (one.prefill, decodes(one), one.rids) == (other.prefill, decodes(other), other.rids)
+def test_it_says_the_same_each_time(handoff: Handoff, asks: list[Ask]) -> None:
+    for ask in asks:
+        one, other = written(handoff, ask), written(handoff, ask)
+        assert (one.prefill, decodes(one), one.rids) == (other.prefill, decodes(other), other.rids)
 
 
-def test_what_cannot_be_handed_over_has_a_short_reason(handoff: Handoff, ask: Ask) -> None:
-    reasons = {"", "route", "list of prompts", "beam search", "log-probabilities of the prompt"}
-    assert handoff.alone(ask) in reasons
+def test_what_cannot_be_handed_over_has_a_short_reason(handoff: Handoff, asks: list[Ask]) -> None:
+    for ask in asks:
+        reasons = {"", "route", "list of prompts", "beam search", "log-probabilities of the prompt"}
+        assert handoff.alone(ask) in reasons
