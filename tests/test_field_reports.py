@@ -18,6 +18,7 @@ IDS = [
     *(f"FR-TR-{n:02}" for n in range(1, 12)),
     *(f"FR-EV-{n:02}" for n in range(1, 31)),
     *(f"FR-IX-{n:02}" for n in range(1, 26) if n not in ELSEWHERE),
+    *(f"FR-OP-{n:02}" for n in range(1, 9)),
 ]
 ROW = re.compile(r"\| (FR-[A-Z]{2}-\d\d)? \|[^|]*\| `([^`|]+)::([^`|]+)` \|")
 
