@@ -256,7 +256,7 @@ async def _stages(session: aiohttp.ClientSession, room: str, say: Callable[[str]
     say("")
     say(f"room {room} is where the pair of turn 2 met   outcome {found['outcome']}")
     for stage in found["stages"]:
-        milliseconds = stage["duration_s"] * 1000
+        milliseconds = (stage["duration_s"] or 0.0) * 1000
         say(
             f"        {stage['stage']:<17} {stage['outcome']:<7} {milliseconds:8.2f} ms"
             f"   by {stage['by']:<24} {stage['detail']}"
