@@ -14,6 +14,10 @@ from dataclasses import dataclass, field
 LENGTH = re.compile(rb"content-length: *(\d+)", re.I)
 
 
+class Aborted(Exception):
+    """A connection carried an abort: its script need not go on."""
+
+
 @dataclass
 class Call:
     """One connection as a script sees it."""
@@ -32,6 +36,15 @@ class Call:
             return b""
         self.peer.requests.append(head + body)
         return head + body
+
+    async def asked(self) -> bytes:
+        """The next request that is no abort; an abort is answered, and its connection ends."""
+        request = await self.request()
+        if request.startswith(b"POST /abort_request "):
+            self.peer.requests.remove(request)
+            await self.send(answer(b"", more=b"connection: close\r\n"))
+            raise Aborted
+        return request
 
     async def send(self, data: bytes) -> None:
         self.writer.write(data)
@@ -85,8 +98,8 @@ async def peer(script: Script, tls: ssl.SSLContext | None = None) -> AsyncIterat
         state.open += 1
         try:
             await script(Call(reader, writer, state))
-        except asyncio.CancelledError:
-            pass  # the test is over; streams would log it
+        except (asyncio.CancelledError, Aborted):
+            pass  # the test is over, where streams would log it; or only this connection
         finally:
             state.open -= 1
             writer.close()

@@ -23,23 +23,23 @@ QUICK = RouterSettings(
 
 
 async def hang(call: Call) -> None:
-    await call.request()
+    await call.asked()
     await call.closed()
 
 
 async def answers(call: Call) -> None:
-    while await call.request():
+    while await call.asked():
         await call.send(answer(b"{}"))
 
 
 async def talks(call: Call) -> None:
-    await call.request()
+    await call.asked()
     await call.send(SSE + TOKEN)
     await call.closed()
 
 
 async def heads(call: Call) -> None:
-    await call.request()
+    await call.asked()
     await call.send(SSE)
     await call.closed()
 
@@ -82,7 +82,7 @@ def restless(chance: random.Random) -> Script:
     """Answers, streams, refuses, breaks off and resets, each a little later than before."""
 
     async def script(call: Call) -> None:
-        while request := await call.request():
+        while request := await call.asked():
             await asyncio.sleep(chance.random() / 200)
             dice = chance.random()
             if dice < 0.05:

@@ -44,7 +44,7 @@ def sent(request: bytes) -> dict[str, object]:
 
 
 async def hang(call: Call) -> None:
-    await call.request()
+    await call.asked()
     await call.closed()
 
 
@@ -329,7 +329,7 @@ async def test_an_engine_that_is_down_is_told_at_once(path: str) -> None:
 @pytest.mark.parametrize("moment", ["before", "in stream"])
 async def test_a_client_that_leaves_closes_both_engines_and_frees_all(moment: str) -> None:
     async def talk(call: Call) -> None:
-        await call.request()
+        await call.asked()
         await call.send(SSE + b"9\r\ndata: 1\n\n\r\n")
         await call.closed()
 
