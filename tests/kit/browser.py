@@ -28,6 +28,11 @@ FLAGS = (
     "--force-color-profile=srgb", "--font-render-hinting=none", "--no-proxy-server",
 )  # fmt: skip
 START_S = 60.0
+WAITING = """new Promise(done => { const look = () => {
+    let seen = false;
+    try { seen = Boolean(%s) } catch { /* not there yet */ }
+    if (seen || performance.now() - began > %d) done(seen); else setTimeout(look, 25);
+}; const began = performance.now(); look(); })"""
 
 
 def chromium() -> str | None:
@@ -62,7 +67,8 @@ class Page:
 
     async def open(self, url: str) -> None:
         await self.call("Page.navigate", url=url)
-        await self.until("document.readyState === 'complete'")
+        complete = "document.readyState === 'complete' && location.href !== 'about:blank'"
+        await until(lambda: self.js(complete), what=f"{url} to be loaded")
 
     async def js(self, expression: str) -> Any:
         """The value of an expression, a promise waited for. Raises PageFailed."""
@@ -76,9 +82,11 @@ class Page:
         return found["result"].get("value")
 
     async def until(self, expression: str, timeout_s: float = 20.0) -> None:
-        """Wait for an expression that is true, as JavaScript sees it: an element is."""
-        told = f"Boolean({expression})"
-        await until(lambda: self.js(told), timeout_s, f"the page: {expression}")
+        """Wait for an expression that is true, as JavaScript sees it: an element is. The page looks
+        itself, so that waiting costs next to nothing."""
+        assert await self.js(WAITING % (expression, timeout_s * 1000)), (
+            f"not within {timeout_s} s: the page: {expression}"
+        )
 
     async def text(self, selector: str) -> str:
         """What stands there, as it is shown."""
