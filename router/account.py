@@ -111,7 +111,7 @@ class Account:
         for other, stake in self._stakes.items():
             if other is side:
                 stake.what = what
-            else:
+            elif not stake.told:  # what worked until the first byte has worked
                 stake.what = Outcome.PEER if what is Outcome.FAULT else Outcome.NEUTRAL
         self.without = (self._stakes[side].target.worker,)
 

@@ -7,7 +7,7 @@ change when a suspicion becomes a verdict.
 
     p1+d1 failed                 nobody yet; another attempt goes without both
     p1+d1 failed, p1+d2 failed   p1
-    p1+d1, three times in a row  p1 meets d2, d1 meets p2, as long as there are others: then it shows
+    p1+d1, three times in a row  p1 meets d2, d1 meets p2, where there are others: it shows
 """
 
 from __future__ import annotations
