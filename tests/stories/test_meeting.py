@@ -147,7 +147,7 @@ async def test_a_rank_that_was_chosen_is_carried_and_never_computed_from_the_roo
     def wrong(draw: Callable[[], int], rank: int, size: int) -> Room:
         return Room(draw() // size * size + (rank + 1) % size)
 
-    monkeypatch.setattr("kvplane.router.journey.mint", wrong)
+    monkeypatch.setattr("kvplane.router.sending.mint", wrong)
     prefill = await home.engine(Role.PREFILL, dp=4)
     decode = await home.engine(Role.DECODE)
     await home.gateway(*prefill.words, *decode.words, "--policy", "round_robin")
