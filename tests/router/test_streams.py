@@ -199,7 +199,7 @@ BREAKS: dict[str, tuple[Script, str]] = {
     "resets": (resets, "decode_failed"),
     "stalls": (stalls, "deadline_exceeded"),
     "no hex": (garbles(b"zz\r\ndata: 4\n\n\r\n"), "decode_failed"),
-    "longer than said": (garbles(b"3\r\ndata: 4\n\n\r\n"), "decode_failed"),
+    "longer than said": (garbles(b"2\r\n\n\nxx\r\n"), "decode_failed"),
     "another answer": (garbles(b"HTTP/1.1 200 OK\r\n\r\n"), "decode_failed"),
 }
 
@@ -224,7 +224,7 @@ async def test_a_break_is_one_error_event_and_no_end_marker(script: Script, code
         guilty = one.headers["x-kvplane-decode"]
         await until(lambda: house.idle)
         assert house.count("legs_total", side="decode", worker=guilty, outcome="fault") == 1
-        assert house.count("legs_total", side="prefill", worker="p1", outcome="peer_fault") == 1
+        assert house.count("legs_total", side="prefill", worker="p1", outcome="success") == 1
         assert house.count("retries_total", reason=code) == 0
         states = house.gateway.breakers.states(house.gateway.clock.now())
         opened = {str(worker) for worker, state in states.items() if state is State.OPEN}
@@ -320,8 +320,8 @@ async def test_idle_connections_that_the_engines_close_are_no_error_anybody_sees
 # -- slow readers -------------------------------------------------------------------------------
 
 
-def floods(sent: list[int], most: int = 10_000_000) -> Script:
-    """10 MB as fast as they are taken."""
+def floods(sent: list[int], most: int = 40_000_000) -> Script:
+    """40 MB as fast as they are taken; the kernel's buffers alone take a quarter."""
 
     async def script(call: Call) -> None:
         await call.asked()
@@ -342,7 +342,7 @@ async def test_slow_readers_hold_up_their_engines_and_those_that_vanish_leave_no
     """FR-AP-09."""
     sent: list[int] = []
     async with gatehouse({"p1": PREFILLED, "d1": floods(sent)}, QUICK) as house:
-        clients = [await asked(house.url, STREAM, limit=4096) for _ in range(30)]
+        clients = [await asked(house.url, STREAM, limit=4096) for _ in range(20)]
         for one in clients:
             assert await one.head() == 200
         before = -1
@@ -352,10 +352,10 @@ async def test_slow_readers_hold_up_their_engines_and_those_that_vanish_leave_no
         legs = list(house.legs._live)
         held = sum(leg.buffered_bytes for leg in legs)
         assert held < len(clients) * 1024 * 1024
-        assert max(sent) < 10_000_000, "an engine was read to its end for nobody"
+        assert max(sent) < 25_000_000, "an engine was read to its end for nobody"
         for one in clients[::2]:
             one.leave()
-        await until(lambda: len(house.legs._live) == 15, what="those that left to be let go")
+        await until(lambda: len(house.legs._live) == 10, what="those that left to be let go")
         taker = clients[1]
         while len(await taker.part()) > 0:
             pass
