@@ -125,16 +125,19 @@ class House:
         tables: Sequence[Mapping[str, Any]] = (),
         keys: Sequence[Mapping[str, Any]] = (),
         ready: bool = True,
-    ) -> None:
+        port: int | None = None,
+    ) -> Part:
         """`kvplane all` over workers named by words or as [[workers]] tables; [[keys]] too."""
-        port = free_port()
+        port = port or free_port()
         line = ["all", "--port", str(port), "--tokenizer", "builtin", *words]
         file = {"keys": list(keys)} | ({"workers": list(tables)} if tables else {})
         told = resolve(vars(parser().parse_args(line)), {}, file)
-        await self._begin(0, GatewayPlane(told, told.workers, port))
+        made = GatewayPlane(told, told.workers, port)
+        await self._begin(0, made)
         self.url = f"http://127.0.0.1:{port}"
         if ready:
             await until(self._ready, what="a gateway that is ready")
+        return made
 
     async def post(self, path: str, body: Any, at: str | None = None, **headers: str) -> Reply:
         """One POST to the gateway, or to an engine's URL."""

@@ -16,8 +16,12 @@ from typing import Any
 import pytest
 import pytest_asyncio
 from kit.browser import Browser, Page, browser, chromium
-from kit.plane import EngineSeat, Plane, plane
+from kit.house import House, Reply, Resident, house
+from kit.plane import EngineSeat, together
 from kit.wait import until
+
+from kvplane.children import Child
+from kvplane.runtime import Part
 
 SHOTS = Path(__file__).parents[2] / ".run" / "page"
 KEY = "the-admins-own-key"
@@ -38,10 +42,15 @@ pytestmark = [
 
 @dataclass
 class Stage:
-    """A plane, and a browser before it."""
+    """A plane, and a browser before it. One prefill is a process of its own: it can be killed."""
 
-    running: Plane
+    house: House
     chrome: Browser
+    words: list[str]
+    gateway: Part
+    other: Child
+    seat: EngineSeat
+    prefill: Resident
 
     async def page(self, fragment: str = "", **headers: str) -> Page:
         """A new tab that goes to the page."""
@@ -50,7 +59,7 @@ class Stage:
         if headers:
             await page.call("Network.enable")
             await page.call("Network.setExtraHTTPHeaders", headers=headers)
-        await page.open(f"{self.running.url}/dashboard{fragment}")
+        await page.open(f"{self.house.url}/dashboard{fragment}")
         return page
 
     async def drawn(self, fragment: str = "") -> Page:
@@ -59,17 +68,27 @@ class Stage:
         await page.until(FRESH)
         return page
 
-    async def chat(self) -> tuple[int, dict[str, Any], dict[str, str]]:
+    async def chat(self) -> Reply:
         body = {"model": "tiny", "messages": CHAT, "max_tokens": 4}
-        return await self.running.ask("/v1/chat/completions", body)
+        return await self.house.post("/v1/chat/completions", body)
+
+    async def exact(self) -> bool:
+        found = (await self.house.get("/index/workers"))["workers"]
+        return [one["knowledge"] for one in found] == ["exact"] * 3
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def stage() -> AsyncIterator[Stage]:
-    seats = [EngineSeat(name, name[:-2]) for name in ("prefill-1", "prefill-2", "decode-1")]
-    flags = ["--admin-key", KEY, "--health-check-interval-secs", "0.4"]
-    async with plane(seats, flags) as running, browser() as chrome:
-        yield Stage(running, chrome)
+    seat = EngineSeat("prefill-2", "prefill")
+    other = seat.child()
+    async with house() as built, browser() as chrome, together([other]):
+        prefill, decode = await built.pair()
+        words = [*prefill.words, *decode.words, *seat.gateway_flags(), "--admin-key", KEY]
+        words += ["--health-check-interval-secs", "0.4"]
+        gateway = await built.gateway(*words)
+        made = Stage(built, chrome, words, gateway, other, seat, prefill)
+        await until(made.exact, what="three workers that are known exactly")
+        yield made
 
 
 @pytest_asyncio.fixture(autouse=True, loop_scope="module")
@@ -98,12 +117,12 @@ async def test_it_draws_the_fleet_before_anything_was_asked(stage: Stage) -> Non
 
 
 async def test_the_prompt_box_shows_the_blocks_that_rank_says_are_held(stage: Stage) -> None:
-    assert (await stage.chat())[0] == 200
+    assert (await stage.chat()).status == 200
 
     async def ranked() -> list[dict[str, Any]]:
-        body = {"model": "tiny", "messages": CHAT}
-        found: list[dict[str, Any]] = (await stage.running.ask("/index/rank", body))[1]["workers"]
-        return found
+        found = await stage.house.post("/index/rank", {"model": "tiny", "messages": CHAT})
+        workers: list[dict[str, Any]] = found.body["workers"]
+        return workers
 
     async def held() -> bool:
         return sum(one["depth_blocks"] > 4 for one in await ranked()) == 2
@@ -117,7 +136,7 @@ async def test_the_prompt_box_shows_the_blocks_that_rank_says_are_held(stage: St
     told = [[one["worker"], one["depth_blocks"], one["blocks"]] for one in await ranked()]
     assert sorted(await page.js(HELD)) == sorted(told)
     chosen = await page.text("#answer .verdict b")
-    _, _, headers = await stage.chat()
+    headers = (await stage.chat()).headers
     assert chosen == f"{headers['x-kvplane-prefill']} → {headers['x-kvplane-decode']}"
     assert "to compute" in await page.text("#answer li .facts")
     assert not page.errors
@@ -141,14 +160,15 @@ async def test_what_is_pasted_is_read_as_what_it_is(stage: Stage) -> None:
 
 
 async def test_the_waterfall_of_a_failed_room_shows_the_stage_that_failed(stage: Stage) -> None:
-    for name in ("prefill-1", "prefill-2"):
-        await stage.running.fault(name, stage="verify", kind="flip-byte", count=8)
-    status, body, _ = await stage.chat()
-    assert status >= 500
-    room = body["error"]["room"].split(",")[0]
+    for url in (stage.prefill.url, stage.seat.url):
+        fault = {"stage": "verify", "kind": "flip-byte", "count": 8}
+        assert (await stage.house.post("/fault", fault, at=url)).status == 200
+    answer = await stage.chat()
+    assert answer.status >= 500
+    room = answer.error["room"].split(",")[0]
 
     async def failed() -> list[str]:
-        stages = (await stage.running.get(f"/rooms/{room}"))["stages"]
+        stages = (await stage.house.get(f"/rooms/{room}"))["stages"]
         told = [one for one in stages if one["outcome"] == "failed" and one["by"] != "gateway"]
         return [one["stage"] for one in told]
 
@@ -194,7 +214,7 @@ async def test_nothing_keeps_anybody_out_of_it(stage: Stage, look: str) -> None:
         look, "['scrollable-region-focusable']"
     )
     assert await serious(page, "main", rules) == []
-    (room, *_) = (await stage.running.get("/rooms?limit=1"))["rooms"]
+    (room, *_) = (await stage.house.get("/rooms?limit=1"))["rooms"]
     await page.js(f"location.hash = 'room-{room['room']}'")
     await page.until("document.querySelector('.waterfall')")
     await page.shot(SHOTS / f"{look}-room.png", whole=False)
@@ -235,18 +255,18 @@ async def test_a_caller_from_elsewhere_needs_the_key_and_sees_nothing_before(sta
 
 
 async def test_a_prefill_that_is_killed_is_seen_within_two_seconds(stage: Stage) -> None:
-    page, seat = await stage.drawn(), stage.running.engines["prefill-2"]
-    row = f"document.querySelector(`[data-worker='{seat.pod}']`)"
+    page, pod = await stage.drawn(), stage.seat.pod
+    row = f"document.querySelector(`[data-worker='{pod}']`)"
     assert await page.js(f"{row}.dataset.state") == "serving"
     await page.js(COUNT)
     began = time.monotonic()
     await page.until("window.pictures >= 3")  # two beats of 0.5 s on a machine that has time
     slow = max(1.0, (time.monotonic() - began) / 1.5)
-    stage.running.children["prefill-2"].kill()
+    stage.other.kill()
     killed = time.monotonic()
     await page.until(f"{row}.dataset.state !== 'serving'")
     assert time.monotonic() - killed < 2.0 * slow
-    await page.until(f"document.querySelector('#findings').innerText.includes('{seat.pod}')")
+    await page.until(f"document.querySelector('#findings').innerText.includes('{pod}')")
     await page.shot(SHOTS / "killed.png")
     assert not page.errors
 
@@ -256,11 +276,11 @@ COUNT = """window.pictures = 0; new MutationObserver(() => { window.pictures += 
 
 
 async def test_it_says_when_the_gateway_is_gone_and_comes_back_by_itself(stage: Stage) -> None:
-    page, gateway = await stage.drawn(), stage.running.children["gateway"]
-    await gateway.stop()
+    page, port = await stage.drawn(), int(stage.house.url.rpartition(":")[2])
+    await stage.house.end(stage.gateway)
     await page.until("!document.querySelector('#away').hidden")
     assert "Not connected" in await page.text("#away-text")
     assert await page.js("document.querySelector('#main').dataset.fresh") == "no"
     await page.shot(SHOTS / "away.png")
-    await gateway.start()
+    await stage.house.gateway(*stage.words, port=port)
     await page.until(f"document.querySelector('#away').hidden && {FRESH}", 30)
