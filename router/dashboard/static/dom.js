@@ -8,7 +8,7 @@ export function h(tag, facts = {}, ...children) {
   for (const [name, value] of Object.entries(facts)) {
     if (value === undefined || value === null || value === false) continue;
     if (name === "class") made.className = value;
-    else if (name === "data") Object.assign(made.dataset, value);
+    else if (name === "data") for (const [key, to] of Object.entries(value)) made.dataset[key] = to ?? "";
     else if (name === "vars") for (const [key, to] of Object.entries(value)) made.style.setProperty(key, to);
     else if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
     else made.setAttribute(name, value === true ? "" : value);

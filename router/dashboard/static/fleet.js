@@ -29,7 +29,7 @@ export function fleet({ workers, policies }) {
 const held = (worker) => sum(Object.values(worker.blocks ?? {}));
 
 function row(worker, busiest, fullest) {
-  const facts = { data: { worker: worker.worker, state: worker.state, role: worker.role } };
+  const facts = { data: { worker: worker.worker, state: worker.state, role: worker.role, knowledge: worker.knowledge } };
   const name = h("th", { scope: "row" }, h("span", { class: "who" }, worker.worker),
     h("span", { class: "sub" }, [worker.role, worker.engine, worker.model].filter(Boolean).join(" · ")));
   if (worker.state === "waiting") {

@@ -15,6 +15,7 @@ let last = 0; // when the last picture came, by this machine's clock
 function drawn(picture) {
   last = Date.now();
   byId("main").dataset.fresh = "yes";
+  byId("main").hidden = false;
   byId("away").hidden = true;
   byId("key").hidden = true;
   linked("live", "live");
@@ -49,7 +50,9 @@ function away(error, wait) {
 
 function locked(error) {
   byId("main").dataset.fresh = "no";
+  byId("main").hidden = true;
   linked("down", "locked");
+  fill(byId("state"), "Locked");
   byId("away").hidden = true;
   byId("key").hidden = false;
   fill(byId("key-why"), error.message);
