@@ -20,7 +20,7 @@ import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
@@ -76,6 +76,7 @@ def dashboard_app(
     key = gateway.settings.admin_key
     routes = [
         Route(PAGE, _page, methods=["GET"]),
+        Route("/", _without_slash, methods=["GET"]),
         Route("/static/{name}", _file, methods=["GET"]),
         Route("/live", _guarded(live, key), methods=["GET"]),
         Route("/weigh", _guarded(weigh, key), methods=["POST"]),
@@ -108,6 +109,11 @@ FILES = _files()
 
 async def _page(request: Request) -> Response:
     return Response(FILES["page.html"], media_type=KINDS[".html"], headers=HEADERS)
+
+
+async def _without_slash(request: Request) -> Response:
+    """The page names its files beside itself, so it has one address only."""
+    return RedirectResponse("../dashboard", 308)
 
 
 async def _file(request: Request) -> Response:

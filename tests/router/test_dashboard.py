@@ -77,6 +77,7 @@ async def test_the_page_is_open_and_every_file_it_names_is_there() -> None:
         for name in named:
             status, _, headers = await page.get(f"/{name}")
             assert status == 200 and headers["x-content-type-options"] == "nosniff", name
+        assert (await page.get("/"))[1] == text  # led to where it belongs
         for path in ("/static/nothing.js", "/static/..%2fdoor.py", "/static/%2e%2e/door.py", "/x"):
             status, text, _ = await page.get(path)
             assert status == 404 and json.loads(text)["error"]["code"] == "not_found", path
