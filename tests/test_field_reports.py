@@ -1,4 +1,4 @@
-"""Field reports: each of the four kinds has tests, and the table in README.md names them.
+"""Field reports: each kind has tests, and the table in README.md names them.
 
 Reads the sources with ast: a test that was renamed or deleted is missed here.
 """
@@ -12,13 +12,15 @@ from pathlib import Path
 import pytest
 
 TESTS = Path(__file__).parent
-ELSEWHERE = (8, 15, 16, 17, 22)  # of the index: the gateway's own, not in the table yet
+COUNTS = {"BS": 14, "TR": 11, "EV": 30, "IX": 25, "RT": 31, "AP": 15, "OP": 9}
+# Not built yet: several gateways side by side, discovery of pods, a decode that already has its
+# request, Envoy, an end that waits for streams, a configuration that changes.
+LATER = {"IX": (15,), "RT": (17, 18, 27, 29, 30, 31), "AP": (8, 10, 14), "OP": (9,)}
 IDS = [
-    *(f"FR-BS-{n:02}" for n in range(1, 15)),
-    *(f"FR-TR-{n:02}" for n in range(1, 12)),
-    *(f"FR-EV-{n:02}" for n in range(1, 31)),
-    *(f"FR-IX-{n:02}" for n in range(1, 26) if n not in ELSEWHERE),
-    *(f"FR-OP-{n:02}" for n in range(1, 9)),
+    f"FR-{kind}-{n:02}"
+    for kind, count in COUNTS.items()
+    for n in range(1, count + 1)
+    if n not in LATER.get(kind, ())
 ]
 ROW = re.compile(r"\| (FR-[A-Z]{2}-\d\d)? \|[^|]*\| `([^`|]+)::([^`|]+)` \|")
 
