@@ -6,8 +6,8 @@ it to change the load.
 
     publish --ZMQ--> ingest --> Redis --> follow        lag = seen in the view - sent, per batch
 
-The ingest has a core to itself and the others share the rest, as they do not share a machine in a
-fleet: without that the scheduler packs all four on one while the other idles.
+The ingest's loop has a core to itself, and all else shares the rest, as the four do not share a
+machine in a fleet: without that the scheduler packs them on one core while the other idles.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ LOOK_S = 0.002  # the look itself costs: 60 us each time
 WARM_S, REST_S = 1.0, 1.0
 
 
-async def ingest(url: str, ports: list[int]) -> None:
+async def ingest(url: str, ports: list[int], core: int) -> None:
     """As the command does it: the engines' streams into Redis."""
     from prometheus_client import CollectorRegistry
 
@@ -52,6 +52,7 @@ async def ingest(url: str, ports: list[int]) -> None:
         up = WorkerUp(Pod(f"p{at}"), "http://127.0.0.1:1", Role.PREFILL, "vllm", "m", events=events)
         await following.up(up)
     spare_garbage_looks()  # as the command does
+    os.sched_setaffinity(0, {core})  # this thread alone: ZMQ's own is there already
     say({"cpu_s": cpu_s()})
     await asyncio.to_thread(sys.stdin.readline)
     blocks = registry.get_sample_value("kvplane_events_apply_blocks_sum") or 0
@@ -122,7 +123,7 @@ def part(stack: ExitStack, *words: str) -> Part:
 
 @contextmanager
 def cores() -> Iterator[int]:
-    """The core that the ingest gets; what is started meanwhile shares the others."""
+    """The core that the ingest's loop gets; what is started meanwhile shares the others."""
     mine = sorted(os.sched_getaffinity(0))
     os.sched_setaffinity(0, mine[1:] or mine)
     try:
@@ -149,8 +150,7 @@ def measured(server: str, seconds: float, step_s: float) -> Run:
         url = stack.enter_context(running(server))
         engines = part(stack, "publish", str(seconds), str(step_s))
         ports = engines.hear()
-        writer = part(stack, "ingest", url, json.dumps(ports))
-        os.sched_setaffinity(writer.process.pid, {core})
+        writer = part(stack, "ingest", url, json.dumps(ports), str(core))
         reader = part(stack, "follow", url)
         begun = [each.hear() for each in (writer, reader, engines)]
         engines.tell()
@@ -219,7 +219,10 @@ def main(words: list[str]) -> None:
     if words[0] == "publish":
         publish(float(words[1]), float(words[2]))
         return
-    work = ingest(words[1], json.loads(words[2])) if words[0] == "ingest" else follow(words[1])
+    if words[0] == "ingest":
+        work = ingest(words[1], json.loads(words[2]), int(words[3]))
+    else:
+        work = follow(words[1])
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(work)
 
