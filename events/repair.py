@@ -49,6 +49,7 @@ class Repair:
         self.worker, self._place, self._writer, self._replays = worker, place, writer, replays
         self._telling, self._metrics, self._settings = telling, metrics, settings
         self._topic = ""  # the last one that was taken
+        self._connections = 0  # caught up with
         self._odd = 0  # batches of this connection that replay contradicts
         self._empty = 0  # first batches of this connection that replay does not know
         self._named = False  # a topic named this worker: others on its socket do not darken it
@@ -61,6 +62,10 @@ class Repair:
         writer = self._writer
         self._identify(frame)
         self._contradicted(0)
+        left = not fresh and self._connections > 1
+        if left and writer.last is None and await self._disowned(frame):
+            self._metrics.repeats.inc()
+            return
         verdict = judge(writer.last, frame.sequence)
         if verdict is not Seen.IN_ORDER:
             writer.examine(frame)  # before anything is asked or given up for it
@@ -93,6 +98,7 @@ class Repair:
         """
         writer, asks = self._writer, self._replays.endpoint is not None
         if fresh:
+            self._connections += 1
             self._topic, self._named, self._telling.stream.mistaken = "", False, ""
             self._odd = self._empty = 0
         if self._telling.stream.mistaken:
@@ -222,6 +228,13 @@ class Repair:
             await writer.begin_life("digest")
             await self._rebuild()
         return life is not Life.SAME
+
+    async def _disowned(self, frame: Frame) -> bool:
+        """A life's first batch, perhaps of an earlier connection: where replay of the engine there
+        is now answers and lacks it, it is a last word of the engine before."""
+        if self._replays.endpoint is None or not await self._rebuild():
+            return False
+        return judge(self._writer.last, frame.sequence) is Seen.IN_ORDER
 
     def _keeps_nothing(self, fresh: bool) -> bool:
         """The first batch of a life, and replay has none at all: is it this engine's?

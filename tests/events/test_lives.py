@@ -14,7 +14,7 @@ from kit.ingesting import ingesting, up
 from kit.streams import QUICK, WORKER, Publisher, following, number
 from kit.wait import until
 
-from kvplane.events import DIALECTS, AllCleared, State
+from kvplane.events import DIALECTS, AllCleared, State, frames
 from kvplane.index import MemoryStore, chain, rank
 from kvplane.vocabulary import Epoch, Generation, Knowledge, Namespace
 
@@ -369,6 +369,31 @@ async def test_last_words_of_an_engine_are_not_the_next_one_s() -> None:
         assert held(followed, *range(old.sequence)) == []
         position = await followed.store.position(WORKER)
         assert position is not None and (position.epoch, position.last) == (2, None)
+
+
+@pytest.mark.parametrize("mine", [True, False])
+async def test_a_first_batch_of_an_earlier_connection_is_taken_where_replay_has_it(
+    mine: bool,
+) -> None:
+    """Else it is the only word of an engine that died, and the next one has said nothing yet."""
+    old = Publisher()
+    new = Publisher(ports=old.ports)
+    async with following(old, settings=CALM) as followed:
+        async with old:
+            await followed.knows(Knowledge.EXACT)
+        await until(lambda: followed.believed()[0] is not Knowledge.EXACT)
+        async with new:
+            await followed.knows(Knowledge.EXACT)
+            if mine:
+                await send(new, 1, live=False)
+            frame = frames.live([b"", number(0), payload(store(1))])
+            await followed.subscriber._repair.live(frame, fresh=False)
+            await followed.subscriber._writer.flush()
+            if mine:
+                await followed.at(0)
+            assert held(followed, 1) == ([1] if mine else [])
+            assert followed.subscriber.sequence == (0 if mine else None)
+            assert followed.count("repeats_total") == 1
 
 
 async def test_an_engine_that_keeps_nothing_for_replay_is_followed_from_where_it_is() -> None:
