@@ -70,6 +70,7 @@ def _life(app: FastAPI, gateway: Gateway) -> None:
         return "OK"
 
     @app.get("/readiness", tags=["life"])
+    @app.get("/health_generate", tags=["life"], include_in_schema=False)
     async def readiness(response: Response) -> dict[str, Any]:
         """A request could be served now: a prefill and a decode, or a unified worker."""
         now, down_s = gateway.clock.now(), gateway.loop.store_down_s()

@@ -275,11 +275,27 @@ async def _total(place: Site, count: int) -> bool:
     return bool((await place.house.get("/workers"))["total"] == count)
 
 
+def test_all_engines_are_asked_for_their_load_and_to_empty_their_caches(place: Site) -> None:
+    place.idle()
+    loads = call(place, "GET", "/get_loads").json["workers"]
+    assert [one["load"] for one in loads] == [0] * 4
+    urls = {one.url for pair in place.pairs.values() for one in pair}
+    assert {one["worker"] for one in loads} == urls
+    answer = call(place, "POST", "/flush_cache")
+    assert answer.status == 200, answer.raw
+    assert set(answer.json["successful"]) == urls and answer.json["failed"] == []
+    caches = [
+        unit.cache for pair in place.pairs.values() for one in pair for unit in one.engine.units
+    ]
+    assert not any(cache.blocks() for cache in caches)
+
+
 def test_probes(place: Site) -> None:
     for path in ("/liveness", "/health"):
         assert (call(place, "GET", path).status, call(place, "GET", path).raw) == (200, b"OK")
-    ready = call(place, "GET", "/readiness").json
-    assert (ready["status"], ready["healthy_workers"], ready["total_workers"]) == ("ready", 4, 4)
+    for path in ("/readiness", "/health_generate"):
+        told = call(place, "GET", path).json
+        assert (told["status"], told["healthy_workers"], told["total_workers"]) == ("ready", 4, 4)
     assert {one["id"] for one in call(place, "GET", "/v1/models").json["data"]} == set(place.pairs)
     for path in ("/get_model_info", "/get_server_info", "/model_info", "/server_info"):
         assert call(place, "GET", path).json["served_model_name"] in place.pairs
