@@ -11,7 +11,7 @@ from kvplane.vocabulary import WorkerUp
 
 from .base import Bodies, Handoff, Headers, Seats, Second, reserved, way
 from .none import Unified, UnifiedVllm
-from .sglang import Kvplane, Sglang, SglangCounted
+from .sglang import Kvplane, Sglang, SglangCounted, SglangLists
 from .sglang_headers import SglangHeaders
 from .vllm_mooncake import VllmMooncake
 from .vllm_nixl import VllmNixl
@@ -20,7 +20,8 @@ HANDOFFS: dict[str, Handoff] = {
     "none": Unified(),
     "none-vllm": UnifiedVllm(),
     "sglang": Sglang(),
-    "sglang-counted": SglangCounted(),  # releases whose chat route takes no lists of rooms
+    "sglang-lists": SglangLists(),  # engines that give each sample of n its room of the list
+    "sglang-counted": SglangCounted(),  # the same, whose chat route takes no lists of rooms
     "sglang-headers": SglangHeaders(),  # engines that let headers override members
     "kvplane": Kvplane(),  # the tiny engine reads SGLang's triple
     "vllm": VllmNixl(),

@@ -84,7 +84,7 @@ class Handoff(Protocol):
 
     def alone(self, ask: Ask) -> str:
         """Why this request cannot be handed over, so that its decode serves it alone; "" = it can.
-        From a closed set: it labels a metric."""
+        From a closed set: it labels a metric. Raises GatewayError where nobody could serve it."""
 
     def write(self, ask: Ask, bindings: Sequence[Binding], seats: Seats) -> Bodies:
         """Bodies of both legs. `bindings` has `rooms(ask)` entries, all of one pair. Reserved

@@ -5,12 +5,12 @@ The tiny engine speaks it too. Open it when SGLang reads other members.
 
     one prompt, one sample      "bootstrap_room": 71             "rid": "kvplane-0000000000000047"
     a list, or n > 1            "bootstrap_room": [71, 12, 5]    every sample its own room
-    the same, counted           "bootstrap_room": 71             SGLang counts on: 71, 72, 73
+    n > 1, counted              "bootstrap_room": 71             SGLang counts on: 71, 72, 73
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import msgspec
@@ -21,12 +21,11 @@ from ..logprobs import needed
 from ..request import Ask
 from ..splice import splice
 from .base import Bodies, Seats, reserved
+from .sglang_samples import Members, refusal, replaced, unrolled
 
 # Streams of OpenAI routes tell usage only when asked to. Nobody but us reads prefill's stream, and
 # its cached tokens are what the index's foresight is judged by.
 USAGE = ("stream_options", b'{"include_usage":true}')
-
-Members = list[tuple[str, bytes]]
 
 
 class Sglang:
@@ -40,23 +39,32 @@ class Sglang:
         return ask.prompts * ask.samples
 
     def alone(self, ask: Ask) -> str:
-        """A decode of SGLang serves nothing without a room."""
+        """A decode of SGLang serves nothing without a room. Raises GatewayError for samples that
+        could not have one each."""
+        if (error := refusal(ask)) is not None:
+            raise error
         return ""
 
     def write(self, ask: Ask, bindings: Sequence[Binding], seats: Seats) -> Bodies:
         """The triple in both; dp ranks where there is more than one."""
         assert len(bindings) == self.rooms(ask), "a room for each prompt and sample"
-        name, rids = self._named(ask, bindings)
-        shared = [*self._triple(ask, bindings), *name]
-        pair = bindings[0]
-        to_prefill, to_decode = ranks(pair, seats)
-        decode = splice(ask.raw, ask.body, reserved, [*shared, *to_decode])
+        samples = self._samples(ask)
+        name, rids = self._named(ask, bindings, bool(samples))
+        shared = [*self._triple(ask, bindings), *name, *samples]
+        to_prefill, to_decode = ranks(bindings[0], seats)
+        drop = dropping(samples)
+        decode = splice(ask.raw, ask.body, drop, [*shared, *to_decode])
         prefill = decode
         if ask.stream and ask.path != "/generate":
-            prefill = splice(ask.raw, ask.body, not_prefills, [*shared, *to_prefill, USAGE])
+            drop = dropping([*samples, USAGE])
+            prefill = splice(ask.raw, ask.body, drop, [*shared, *to_prefill, USAGE])
         elif to_prefill != to_decode:
-            prefill = splice(ask.raw, ask.body, reserved, [*shared, *to_prefill])
+            prefill = splice(ask.raw, ask.body, drop, [*shared, *to_prefill])
         return Bodies(prefill, decode, merge=needed(ask), rids=rids)
+
+    def _samples(self, ask: Ask) -> Members:
+        """Members that take the place of the client's, so that each sample is a prompt."""
+        return unrolled(ask)
 
     def _triple(self, ask: Ask, bindings: Sequence[Binding]) -> Members:
         if not ask.batched and len(bindings) == 1:
@@ -68,7 +76,9 @@ class Sglang:
             room = _json([binding.triple.room for binding in bindings])
         return [("bootstrap_host", host), ("bootstrap_port", port), ("bootstrap_room", room)]
 
-    def _named(self, ask: Ask, bindings: Sequence[Binding]) -> tuple[Members, tuple[str, ...]]:
+    def _named(
+        self, ask: Ask, bindings: Sequence[Binding], unrolled: bool = False
+    ) -> tuple[Members, tuple[str, ...]]:
         """The member that names the request, where the client did not, and the names to abort.
 
         One of ours is new with each attempt, or the abort of one would end the next. SGLang numbers
@@ -79,17 +89,29 @@ class Sglang:
         if given is None:
             given = name_of(bindings[0])
             member = [("rid", b'"%s"' % given.encode())]
-        if ask.samples > 1:
+        if ask.samples > 1 and not unrolled:
             return member, ()
         if isinstance(given, str):
-            each = tuple(f"{given}_{at}" for at in range(ask.prompts))
+            each = tuple(f"{given}_{at}" for at in range(len(bindings)))
             return member, each if several else (given,)
         told = given if isinstance(given, list) else []
         return member, tuple(one for one in told if isinstance(one, str))
 
 
-class SglangCounted(Sglang):
-    """For releases whose chat route refuses lists (sglang#9351): one room, counted on from.
+class SglangLists(Sglang):
+    """For engines that give each sample its room of the list."""
+
+    def alone(self, ask: Ask) -> str:
+        """All samples can be handed over."""
+        return ""
+
+    def _samples(self, ask: Ask) -> Members:
+        """The client's own members stay."""
+        return []
+
+
+class SglangCounted(SglangLists):
+    """For those whose chat route refuses lists (sglang#9351): one room, counted on from.
 
     Both dp ranks travel where the prefill has several, for the rooms do not name its rank.
     """
@@ -102,10 +124,12 @@ class SglangCounted(Sglang):
         return super()._triple(ask, bindings[:1])
 
 
-class Kvplane(Sglang):
+class Kvplane(SglangLists):
     """The tiny engine: one name for the whole request, whatever it holds."""
 
-    def _named(self, ask: Ask, bindings: Sequence[Binding]) -> tuple[Members, tuple[str, ...]]:
+    def _named(
+        self, ask: Ask, bindings: Sequence[Binding], unrolled: bool = False
+    ) -> tuple[Members, tuple[str, ...]]:
         given = ask.body.get("rid")
         if given is not None:
             return [], (given,) if isinstance(given, str) else ()
@@ -128,9 +152,12 @@ def ranks(pair: Binding, seats: Seats) -> tuple[Members, Members]:
     )
 
 
-def not_prefills(name: str) -> bool:
-    """Members of the client that its prefill's stream does without."""
-    return reserved(name) or name == USAGE[0]
+def dropping(members: Members) -> Callable[[str], bool]:
+    """Which members of the client go, where these take their place."""
+    if not members:
+        return reserved
+    gone = replaced(members)
+    return lambda name: name in gone or reserved(name)
 
 
 def _json(value: object) -> bytes:

@@ -17,7 +17,8 @@ from ..logprobs import needed
 from ..request import Ask
 from ..splice import splice
 from .base import Bodies, Headers, Seats, reserved
-from .sglang import USAGE, Members, Sglang, not_prefills, ranks
+from .sglang import USAGE, Sglang, dropping, ranks
+from .sglang_samples import Members
 
 ROUTES = ("/generate", "/v1/chat/completions")
 
@@ -34,7 +35,7 @@ class SglangHeaders(Sglang):
         to_prefill, to_decode = ranks(bindings[0], seats)
         decode = prefill = splice(ask.raw, ask.body, reserved, ())
         if ask.stream and ask.path != "/generate":
-            prefill = splice(ask.raw, ask.body, not_prefills, [USAGE])
+            prefill = splice(ask.raw, ask.body, dropping([USAGE]), [USAGE])
         return Bodies(
             prefill,
             decode,

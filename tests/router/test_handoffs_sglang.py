@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
+from kvplane.router.errors import GatewayError
 from kvplane.router.handoffs import HANDOFFS, Bodies, Seats
 from kvplane.router.request import Ask, parse
 from kvplane.vocabulary import Binding, BootstrapTriple, Pod, Room, Worker
 
 FIRST = 0x47
-FAMILIES = ["sglang", "kvplane"]
+FAMILIES = ["sglang", "sglang-lists", "kvplane"]
 
 
 def written(way: str, path: str, body: dict[str, Any], seats: Seats | None = None) -> Bodies:
@@ -30,7 +31,7 @@ def sent(raw: bytes | None) -> dict[str, Any]:
     return found
 
 
-CHAT = {"messages": [{"role": "user", "content": "x"}]}
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "x"}]}
 LISTS: dict[str, tuple[str, dict[str, Any], int]] = {  # FR-RT-06, FR-RT-05
     "one text in a list": ("/v1/completions", {"prompt": ["a"]}, 1),
     "two texts": ("/v1/completions", {"prompt": ["a", "b"]}, 2),
@@ -50,6 +51,8 @@ def test_each_prompt_and_sample_has_its_room_in_lists_of_one_length(
     way: str, path: str, body: dict[str, Any], count: int
 ) -> None:
     found = written(way, path, body)
+    if way == "sglang" and "n" in str(body.keys() | body.get("sampling_params", {})):
+        body = {}  # below
     for raw in (found.prefill, found.decode):
         got = sent(raw)
         assert got["bootstrap_host"] == ["10.0.0.1"] * count
@@ -89,7 +92,7 @@ def test_names_of_ours_have_one_length_so_that_none_begins_with_another() -> Non
         ({"text": ["a", "b"], "rid": "mine"}, ("mine_0", "mine_1")),  # as SGLang numbers them
         ({"text": ["a", "b"], "rid": ["x", "y"]}, ("x", "y")),
         ({"text": ["a", "b"]}, ("kvplane-0000000000000047_0", "kvplane-0000000000000047_1")),
-        ({"text": "a", "sampling_params": {"n": 2}, "rid": "mine"}, ()),  # it names samples anew
+        ({"text": "a", "sampling_params": {"n": 2}, "rid": "mine"}, ("mine_0", "mine_1")),
         ({"text": "a", "rid": 7}, ()),  # the engine's to refuse
     ],
 )
@@ -99,6 +102,82 @@ def test_a_name_the_client_gave_stays_and_is_what_is_aborted(
     found = written("sglang", "/generate", body)
     assert found.rids == rids
     assert "rid" not in body or sent(found.decode)["rid"] == body["rid"]
+
+
+def test_samples_that_the_engine_names_anew_end_with_their_connection() -> None:
+    body = {"text": "a", "sampling_params": {"n": 2}, "rid": "mine"}
+    assert written("sglang-lists", "/generate", body).rids == ()
+
+
+UNROLLED: list[tuple[str, str, str]] = [
+    ("/v1/completions", '{"prompt":"a","n":3,"z":1.50}', '{"prompt":["a","a","a"],"z":1.50}'),
+    ("/v1/completions", '{"n":2,"prompt":[1,2]}', '{"prompt":[[1,2],[1,2]]}'),
+    ("/v1/completions", '{"prompt":["a","b"],"n":2}', '{"prompt":["a","a","b","b"]}'),
+    (
+        "/generate",
+        '{"text":"a","sampling_params":{"n":2,"temperature":0.50}}',
+        '{"text":["a","a"],"sampling_params":{"temperature":0.50}}',
+    ),
+    (
+        "/generate",
+        '{"input_ids":[[1],[2]],"sampling_params":[{"n":2,"k":1},{"n":2,"k":2}]}',
+        '{"input_ids":[[1],[1],[2],[2]],"sampling_params":[{"k":1},{"k":1},{"k":2},{"k":2}]}',
+    ),
+]
+
+
+@pytest.mark.parametrize(("path", "asked", "want"), UNROLLED)
+def test_samples_are_a_list_of_equal_prompts_where_sglang_would_give_them_one_room(
+    path: str, asked: str, want: str
+) -> None:
+    """FR-RT-05."""
+    found = written("sglang", path, json.loads(asked))
+    for raw in (found.prefill, found.decode):
+        got = sent(raw)
+        rooms = got.pop("bootstrap_room")
+        assert len(set(rooms)) == len(rooms) == len(got.pop("bootstrap_host"))
+        assert got.keys() - {"bootstrap_port", "rid"} == json.loads(want).keys()
+        assert {name: got[name] for name in json.loads(want)} == json.loads(want)
+    assert len(found.rids) == len(rooms)
+
+
+def test_numbers_of_repeated_members_keep_their_bytes() -> None:
+    raw = b'{"text":"a","sampling_params":{"n":2,"temperature":0.50},"stream":true}'
+    ask = parse("/generate", raw, "id")
+    pair = Worker(Pod("p")), Worker(Pod("d"))
+    rooms = [
+        Binding(Room(at), *pair, BootstrapTriple("10.0.0.1", 8998, Room(at))) for at in (71, 72)
+    ]
+    decode = HANDOFFS["sglang"].write(ask, rooms, Seats()).decode
+    assert decode is not None
+    assert b'"temperature":0.50' in decode
+
+
+@pytest.mark.parametrize("way", ["sglang", "sglang-headers"])
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", CHAT | {"n": 2}),
+        ("/generate", {"input_embeds": [[0.5]], "sampling_params": {"n": 2}}),
+        ("/generate", {"text": "a", "image_data": ["x"], "sampling_params": {"n": 2}}),
+        ("/generate", {"text": "a", "rid": ["x"], "sampling_params": {"n": 2}}),
+        ("/v1/completions", {"prompt": "a" * 600_000, "n": 128}),
+    ],
+)
+def test_samples_that_cannot_be_a_list_are_refused_with_the_reason(
+    way: str, path: str, body: dict[str, Any]
+) -> None:
+    """FR-RT-05: never a hang."""
+    ask = parse(path, json.dumps(body).encode(), "id")
+    with pytest.raises(GatewayError, match="'n'") as caught:
+        HANDOFFS[way].alone(ask)
+    assert (caught.value.status, caught.value.param) == (400, "n")
+    assert HANDOFFS["sglang-lists"].alone(ask) == ""
+
+
+def test_one_sample_is_always_fine() -> None:
+    ask = parse("/v1/chat/completions", json.dumps(CHAT | {"n": 1}).encode(), "id")
+    assert HANDOFFS["sglang"].alone(ask) == ""
 
 
 def test_the_tiny_engine_has_one_name_for_a_list() -> None:
