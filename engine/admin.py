@@ -81,6 +81,7 @@ class AdminRoutes:
             ("/get_model_info", self._model_info, ["GET"]),
             ("/v1/models", self._models, ["GET"]),
             ("/tokenize", self._tokenize, ["POST"]),
+            ("/v1/tokenize", self._tokenize, ["POST"]),
             ("/flush_cache", self._flush, GET_POST),
             ("/abort_request", self._abort, ["POST"]),
             ("/rooms/{room}", self._room, ["GET"]),

@@ -128,6 +128,13 @@ def test_generate(alone: str, body: str, count: int) -> None:
     assert all(len(one["output_ids"]) == one["meta_info"]["completion_tokens"] for one in found)
 
 
+@pytest.mark.parametrize("path", ["/tokenize", "/v1/tokenize"])
+def test_tokenize(place: Site, path: str) -> None:
+    body = '{"model": "meta-llama/Llama-3.1-8B-Instruct", "prompt": "Hello, world!"}'
+    told = call(place, "POST", path, body).json
+    assert told["tokens"] == [256, *b"Hello, world!"] and told["count"] == 14
+
+
 def test_a_generate_stream_grows_and_ends_with_done(alone: str) -> None:
     body = GENERATE[0][0].replace("{", '{"stream": true, ', 1) % PARAMS
     texts = [event["text"] for event in call(alone, "POST", "/generate", body).events]
