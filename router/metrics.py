@@ -162,7 +162,7 @@ class RecallState(Collector):
         """Prompts and tokens by how they came about, bytes held, and what should stay 0."""
         text = "Texts by whether a beginning of theirs was known."
         prompts = _counter("recall_prompts", text, ["outcome"])
-        for outcome in ("hit", "miss", "short", "unsafe"):
+        for outcome in ("same", "hit", "miss", "short", "unsafe"):
             prompts.add_metric([outcome], self._recall.prompts[outcome])
         tokens = _counter("recall_tokens", "Tokens of those that were looked up.", ["source"])
         for source in ("reused", "tokenised"):

@@ -1,11 +1,10 @@
 """Prompts: which token ids will the engine see for this body?
 
-Edge: tokenising runs in threads, never on the event loop. plans.py says what to tokenise, ways.py
-what an engine makes of a chat, engine_tokens.py asks engines where there is no folder; gateway.py
-asks once per request, hashing and ranking follow. Open it to change whose tokenizer is used, or
-what tokenising may cost.
+Edge. plans.py says what to tokenise, tokenisers.py does it, off the event loop; engine_tokens.py
+asks engines where there is no folder; gateway.py asks once per request, hashing and ranking follow.
+Open it to change whose tokenizer is used.
 
-    body -> plan: texts | ids | chat | a reason -> tokenizer of the model, or recall -> Prompt
+    body -> plan: texts | ids | chat | a reason -> tokenizer of the model -> Prompt
                                                 \\-- none, or found wrong: an engine's own /tokenize
 
 Where ids cannot be had the reason says so and the request is routed by load: never silently.
@@ -14,25 +13,18 @@ Where ids cannot be had the reason says so and the request is routed by load: ne
 from __future__ import annotations
 
 import asyncio
-import logging
-import threading
 from collections.abc import Collection, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from kvplane.recall import Recall
-from kvplane.tokens import Tokenizer, TokensError
 
 from .plans import BadPrompt, Body, Kind, Plan, Prompt, Reason, plan
 from .settings import PromptSettings
-from .ways import flat, joiner, seen
+from .tokenisers import Result, Tokenisers
 
 __all__ = ["BadPrompt", "Prompt", "Prompts", "Reason"]
 
-log = logging.getLogger(__name__)
-
-Result = tuple[tuple[Sequence[int], ...] | None, Reason | None]
 MOST_MODELS = 256  # remembered though nobody serves them; names come from engines
 ASKED: tuple[Reason, ...] = ("no_tokenizer", "broken_tokenizer", "self_check")  # of an engine then
 
@@ -51,14 +43,7 @@ class Home:
     engines: dict[str, str] = field(default_factory=dict)  # pod -> engine: whose ways count
     adapters: dict[str, tuple[str, ...]] = field(default_factory=dict)  # pod -> further names
     wrong: dict[Kind, set[str]] = field(default_factory=dict)  # kinds that pods tokenise otherwise
-
-
-class Lane:
-    """Threads for prompts of one size: a short one never waits behind long ones."""
-
-    def __init__(self, threads: int, waiting: int) -> None:
-        self.pool = ThreadPoolExecutor(threads, thread_name_prefix="prompts")
-        self.places = threading.BoundedSemaphore(waiting)
+    families: tuple[str, ...] = ("kvplane",)  # of the engines, each once
 
 
 class Prompts:
@@ -66,24 +51,24 @@ class Prompts:
 
     def __init__(self, settings: PromptSettings | None = None, default: str = "") -> None:
         self._settings = settings or PromptSettings()
-        self.recall = Recall(self._settings.recall_bytes)
+        self._tokenisers = Tokenisers(self._settings)
         self.source: Source | None = None  # asked where no folder tells
         self._default = default  # folder or "builtin" for models that name none
         self._homes: dict[str, Home] = {}  # by model
-        self._loaded: dict[str, Tokenizer | None] = {}  # folder -> None where it is broken
-        self._lanes: tuple[Lane, ...] = ()  # short prompts, long ones
 
     async def start(self) -> None:
         """Begin to take work."""
-        settings = self._settings
-        self._lanes = Lane(1, settings.waiting), Lane(settings.threads, settings.waiting)
-        self._load(self._default)
+        await self._tokenisers.start()
+        self._tokenisers.load(self._default)
 
     async def stop(self) -> None:
         """Let go of the threads; what waits is dropped."""
-        for lane in self._lanes:
-            lane.pool.shutdown(wait=False, cancel_futures=True)
-        self._lanes = ()
+        await self._tokenisers.stop()
+
+    @property
+    def recall(self) -> Recall:
+        """What is remembered of earlier prompts."""
+        return self._tokenisers.recall
 
     # -- what is known of models
 
@@ -102,9 +87,8 @@ class Prompts:
         home = self._homes.setdefault(model, Home())
         home.folder = folder or home.folder
         home.engines[pod], home.adapters[pod] = engine, tuple(adapters)
-        if self._loaded.get(home.folder, ...) is None:
-            del self._loaded[home.folder]
-        self._load(home.folder)
+        home.families = _families(home)
+        self._tokenisers.load(home.folder)
         for name in [name for name, one in self._homes.items() if not one.engines]:
             if len(self._homes) > MOST_MODELS:
                 del self._homes[name]
@@ -114,6 +98,7 @@ class Prompts:
         for home in self._homes.values():
             home.engines.pop(pod, None)
             home.adapters.pop(pod, None)
+            home.families = _families(home)
             for pods in home.wrong.values():
                 pods.discard(pod)
 
@@ -172,85 +157,11 @@ class Prompts:
         most = self._settings.most_chars
         if found.size > min(most, most_chars or most):
             return None, "too_large"
-        work = self._begin(found, folder, tuple({*home.engines.values()}) or ("kvplane",))
-        if work is None:
-            return None, "busy"
-        try:
-            async with asyncio.timeout(self._settings.deadline_s):
-                return await asyncio.wrap_future(work)
-        except TimeoutError:
-            return None, "slow"
-
-    def _begin(self, found: Plan, folder: str, engines: Collection[str]) -> Future[Result] | None:
-        """Hand the work to a thread; None where too much waits already."""
-        if not self._lanes:
-            return None
-        lane = self._lanes[found.size > self._settings.short_chars]
-        if not lane.places.acquire(blocking=False):
-            return None
-        work = lane.pool.submit(self._ids_of, found, folder, engines)
-        work.add_done_callback(lambda _: lane.places.release())  # also when it was cancelled
-        return work
-
-    def _load(self, folder: str) -> None:
-        if folder and self._lanes:
-            self._lanes[1].pool.submit(self._prepare, folder)
-
-    # -- in a thread
-
-    def _ids_of(self, found: Plan, folder: str, engines: Collection[str]) -> Result:
-        """Load the tokenizer where it is new, then tokenise."""
-        tokenizer = self._tokenizer(folder)
-        if tokenizer is None:
-            return None, "broken_tokenizer"
-        texts, special = found.texts, found.special
-        try:
-            if found.messages is not None:  # the template writes its own special tokens
-                rendered = {_rendered(tokenizer, found, engine) for engine in engines}
-                if len(rendered) > 1:
-                    return None, "mixed_engines"
-                texts, special = tuple(rendered), False
-            return tuple(self.recall.encode_many(tokenizer, texts, special)), None
-        except TokensError as error:
-            if found.messages is None:
-                return None, "not_unicode"
-            log.debug("template refused folder=%s error=%s", folder, error)
-            return None, "template"  # the engine's template will say the same to the client
-
-    def _prepare(self, folder: str) -> None:
-        """Before the first request: all that takes long."""
-        tokenizer = self._tokenizer(folder)
-        if tokenizer is not None and self._settings.recall_bytes:
-            log.debug("seams folder=%s %s", folder, tokenizer.seams)
-
-    def _tokenizer(self, folder: str) -> Tokenizer | None:
-        try:
-            return self._loaded[folder]
-        except KeyError:
-            pass
-        try:
-            return self._loaded.setdefault(
-                folder, Tokenizer.load(folder)
-            )  # two may load: one stays
-        except TokensError as error:
-            log.error("tokenizer unusable folder=%s error=%s action=by-load", folder, error)
-            return self._loaded.setdefault(folder, None)
+        return await self._tokenisers.ids(found, folder, home.families)
 
 
-def _rendered(tokenizer: Tokenizer, found: Plan, engine: str) -> str:
-    """The text one engine makes of a chat. Raises TokensError."""
-    chat = seen(engine, found)
-    try:
-        return _text(tokenizer, chat, engine)
-    except TokensError:
-        if (other := flat(engine, chat)) == chat:
-            raise
-        return _text(tokenizer, other, engine)
-
-
-def _text(tokenizer: Tokenizer, chat: Plan, engine: str) -> str:
-    messages = chat.messages or []
-    return tokenizer.render(messages, chat.tools, chat.open_turn, chat.extra, joiner(engine))
+def _families(home: Home) -> tuple[str, ...]:
+    return tuple(sorted({*home.engines.values()})) or ("kvplane",)
 
 
 def _prompt(

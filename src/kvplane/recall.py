@@ -89,7 +89,7 @@ class Recall:
         self._check_every, self._least = check_every, least_chars  # 0 = never
         self._known: dict[Encodes, _Known] = {}
         self._lock = threading.Lock()
-        self.prompts: Counter[str] = Counter()  # hit | miss | short | unsafe
+        self.prompts: Counter[str] = Counter()  # same | hit | miss | short | unsafe
         self.tokens: Counter[str] = Counter()  # reused | tokenised
         self.wrong = 0  # tokenizers whose parts did not make the whole; must stay 0
 

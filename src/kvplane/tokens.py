@@ -11,6 +11,7 @@ how engines turn messages into text; which prompts a body holds is router/prompt
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -23,6 +24,10 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from tokenizers import Tokenizer as Encoder
 
 from kvplane.seams import Seams, seams_of
+
+# The library's own pool costs a single text a quarter more, and takes every core for a long one;
+# how many threads tokenise is for those to say who call us.
+os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 BUILTIN = Path(__file__).parent / "engine" / "tokenizer"  # the tiny engine's; id of a byte = byte
 SPECIALS = ("bos_token", "eos_token", "pad_token", "unk_token", "sep_token", "cls_token")
@@ -43,6 +48,8 @@ class Tokenizer:
         self._encoder = encoder
         self._specials = {name: _content(config.get(name)) for name in SPECIALS}
         self._templates = _templates(config.get("chat_template"), now)
+        # Does a chat become the same text at any time?
+        self.timeless = "strftime_now" not in json.dumps(config.get("chat_template"))
         self.vocab_size: int = encoder.get_vocab_size(with_added_tokens=True)
         self.eos_ids: frozenset[int] = frozenset(self._eos(config))
 

@@ -13,6 +13,7 @@ import pytest
 from kit.wait import until
 
 from kvplane.router import prompts as module
+from kvplane.router import tokenisers
 from kvplane.router.plans import Plan
 from kvplane.router.prompts import BadPrompt, Prompt, Prompts, Reason
 from kvplane.router.settings import PromptSettings
@@ -261,7 +262,7 @@ class Held:
     """A tokenizer that works when it is let go."""
 
     def __init__(self) -> None:
-        self.seams = Seams()
+        self.seams, self.timeless = Seams(), True
         self.go = threading.Event()
         self.threads: set[str] = set()
         self.longest = 0  # texts up to this are done at once
@@ -274,7 +275,7 @@ class Held:
 
 async def held(monkeypatch: pytest.MonkeyPatch, settings: PromptSettings) -> tuple[Held, Prompts]:
     tokenizer = Held()
-    monkeypatch.setattr(module.Tokenizer, "load", lambda folder: tokenizer)
+    monkeypatch.setattr(tokenisers.Tokenizer, "load", lambda folder: tokenizer)
     prompts = Prompts(settings, "builtin")
     await prompts.start()
     return tokenizer, prompts
@@ -329,6 +330,75 @@ async def test_of_a_conversations_next_turn_only_the_end_is_tokenised(prompts: P
     assert prompts.recall.prompts == {"miss": 1, "hit": 1}
 
 
+async def test_what_was_asked_before_needs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer, prompts = await held(monkeypatch, PromptSettings())
+    tokenizer.longest = 100
+    await prompts.tokenise(TEXT, {"prompt": "a"})
+    tokenizer.longest = 0
+    for _ in range(3):
+        assert listed(await prompts.tokenise(TEXT, {"prompt": "a"})) == [[1]]
+    assert prompts.recall.prompts["same"] == 3
+    tokenizer.go.set()
+    others: list[tuple[str, dict[str, Any]]] = [
+        (TEXT, {"prompt": "a", "add_special_tokens": False}),
+        (TEXT, {"prompt": ["a", "a"]}),
+        (TEXT, {"prompt": "b"}),
+    ]
+    for path, body in others:
+        await prompts.tokenise(path, body)
+    assert prompts.recall.prompts["same"] == 3, "whatever decides the ids makes it another prompt"
+    await prompts.stop()
+
+
+async def test_all_that_a_template_sees_makes_it_another_prompt(
+    prompts: Prompts, tmp_path: Path
+) -> None:
+    shutil.copytree(BUILTIN, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "chat_template.jinja").write_text("{{ [messages, tools, x | default(0)] | tojson }}")
+    prompts.learn("all", str(tmp_path), "vllm", "p1")
+    bodies: list[dict[str, Any]] = [
+        {"messages": HI},
+        {"messages": [*HI, *HI]},
+        {"messages": HI, "tools": [{"type": "function", "function": {"name": "f"}}]},
+        {"messages": HI, "chat_template_kwargs": {"x": 1}},
+        {"messages": HI, "chat_template_kwargs": {"x": 2}},
+        {"messages": HI, "documents": [{}]},
+        {"messages": HI, "add_generation_prompt": False},
+    ]
+    first = [listed(await prompts.tokenise(CHAT, body, "all")) for body in bodies]
+    again = [listed(await prompts.tokenise(CHAT, body, "all")) for body in bodies]
+    assert first == again and prompts.recall.prompts["same"] == len(bodies)
+    prompts.learn("all", str(tmp_path), "sglang", "p1")
+    await prompts.tokenise(CHAT, bodies[0], "all")
+    assert prompts.recall.prompts["same"] == len(bodies), "another engine has ways of its own"
+
+
+async def test_a_template_that_tells_the_time_is_asked_each_time(
+    prompts: Prompts, tmp_path: Path
+) -> None:
+    shutil.copytree(BUILTIN, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "chat_template.jinja").write_text("{{ strftime_now('%d') }}")
+    prompts.learn("dated", str(tmp_path))
+    for _ in range(3):
+        await prompts.tokenise(CHAT, {"messages": HI}, "dated")
+    assert not prompts.recall.prompts["same"]
+
+
+async def test_what_is_remembered_as_a_whole_is_bounded() -> None:
+    prompts = Prompts(PromptSettings(recall_bytes=8 * 4000), "builtin")
+    await prompts.start()
+    for number in range(50):
+        await prompts.tokenise(TEXT, {"prompt": f"{number}"})
+    assert 0 < prompts._tokenisers._same.bytes <= 4000
+    await prompts.stop()
+    prompts = Prompts(PromptSettings(recall_bytes=0), "builtin")
+    await prompts.start()
+    for _ in range(2):
+        assert listed(await prompts.tokenise(TEXT, {"prompt": "a"})) == [[256, 97]]
+    assert not prompts.recall.prompts["same"]
+    await prompts.stop()
+
+
 async def test_a_slow_prompt_is_routed_by_load(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer, prompts = await held(monkeypatch, PromptSettings(deadline_s=0.01))
     assert (await prompts.tokenise(TEXT, {"prompt": "a"})).reason == "slow"
@@ -346,7 +416,7 @@ async def test_clients_that_leave_give_their_places_back(monkeypatch: pytest.Mon
         await asyncio.gather(*work, return_exceptions=True)
     tokenizer.go.set()
 
-    await until(lambda: prompts._lanes[0].places._value == 4, timeout_s=5)
+    await until(lambda: prompts._tokenisers._lanes[0].places._value == 4, timeout_s=5)
     assert listed(await prompts.tokenise(TEXT, {"prompt": "a"})) == [[1]]
     await prompts.stop()
 
@@ -359,4 +429,4 @@ async def test_after_the_end_nothing_is_tokenised() -> None:
 
 
 def test_the_real_tokenizer_is_what_prompts_load() -> None:
-    assert module.Tokenizer is Tokenizer
+    assert tokenisers.Tokenizer is Tokenizer
