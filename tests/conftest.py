@@ -27,6 +27,7 @@ EARLY = (
     "tests/index/test_view.py",
     "tests/index/test_redis_",
     "tests/bench/",
+    "tests/clients/",
     "tests/test_",
     "tests/engine/test_ranks.py",
     "tests/transfer/",
