@@ -17,8 +17,9 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
+
+import msgspec
 
 from .admission import Admission
 from .admission_metrics import AdmissionState
@@ -143,7 +144,7 @@ def _ask(path: str, raw: bytes, request_id: str, headers: HeaderList, salt: str)
     """What a body asks, kept apart under its tenant's salt."""
     ask = parse(path, raw, request_id, tuple(headers))
     raw, body = apart(path, ask.raw, ask.body, salt)
-    return ask if raw is ask.raw else replace(ask, raw=raw, body=body)
+    return ask if raw is ask.raw else msgspec.structs.replace(ask, raw=raw, body=body)
 
 
 def _header(headers: HeaderList, name: bytes) -> bytes | None:

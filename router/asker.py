@@ -24,6 +24,7 @@ HeaderList = list[tuple[bytes, bytes]]
 
 # Our own server's ways to tell; connections.py has them.
 LEAVE, WHOLE = "kvplane.leave", "kvplane.whole"
+ANSWER, PUT = "kvplane.answer", "kvplane.put"
 CLOSE = (b"connection", b"close")  # the rest of a body would only be read to be thrown away
 
 
@@ -36,18 +37,29 @@ class AsgiClient:
         self.bell = Bell()
         self.gone = False
         self.status = 0  # of the answer that began to leave
+        self._head: tuple[int, HeaderList] | None = None  # not sent yet
         self.held_bytes = 0  # of the body, as `hold` was told
         self.on_first: Callable[[], None] = lambda: None
 
     async def start(self, status: int, headers: HeaderList) -> None:
         """The head; it leaves with the first body bytes."""
-        self.status = status
+        self.status, self._head = status, (status, headers)
         self.on_first()
-        await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
     async def write(self, data: bytes, more: bool) -> None:
         """Body bytes; waits while the client does not drain."""
+        if self._head is not None:
+            (status, headers), self._head = self._head, None
+            at_once = self._offers.get(ANSWER)
+            if at_once is not None and at_once(status, headers, data, more):
+                return
+            await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
+
+    def put(self, data: bytes) -> bool:
+        """A part of a stream that began, now; False where it has to be waited for."""
+        at_once = self._offers.get(PUT)
+        return at_once is not None and at_once(data)
 
     async def whole(self, status: int, headers: HeaderList, body: bytes) -> None:
         """A complete answer."""

@@ -9,7 +9,8 @@ asks per attempt, picker and decode-entry will ask too. Open it to change what a
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from kvplane.index import View, chain
 from kvplane.vocabulary import Epoch, Knowledge, Namespace, PrefixChain, Stage, Worker
@@ -32,8 +33,7 @@ WORSE = list(Knowledge)  # worst last
 ASSUMED_BLOCK = 256  # tokens, where nobody tells a block size; few engines have larger ones
 
 
-@dataclass(frozen=True, slots=True)
-class Choice:
+class Choice(msgspec.Struct, frozen=True):
     """Who serves, and why."""
 
     prefill: Target | None  # None: a unified worker does both

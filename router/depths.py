@@ -9,7 +9,9 @@ Open it to change which namespace a worker is asked in, or how prompts of a list
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+
+import msgspec
 
 from kvplane.index import View
 from kvplane.vocabulary import Namespace, PrefixChain, Worker
@@ -22,15 +24,14 @@ MOST_RANKED = 64  # prompts of a list that are ranked; more change no choice and
 NOTHING = Depth()
 
 
-@dataclass(frozen=True, slots=True)
-class Ranked:
+class Ranked(msgspec.Struct, frozen=True):
     """What the index says of the prompts, and how it was asked."""
 
     candidates: int  # targets that were ranked
     model: str = ""
     adapter: str = ""
-    sizes: Mapping[Worker, int] = field(default_factory=dict)
-    depths: Mapping[Worker, Depth] = field(default_factory=dict)
+    sizes: Mapping[Worker, int] = {}
+    depths: Mapping[Worker, Depth] = {}
 
 
 @dataclass(frozen=True, slots=True)

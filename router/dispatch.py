@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections.abc import Callable
 from typing import Protocol
 
 from .attempt import Attempt, Refusal, is_stream
@@ -47,6 +48,7 @@ class Client(Protocol):
 
     async def start(self, status: int, headers: HeaderList) -> None: ...
     async def write(self, data: bytes, more: bool) -> None: ...
+    def put(self, data: bytes) -> bool: ...  # a part at once; False where it must be waited for
 
 
 async def dispatch(attempt: Attempt, client: Client, headers: HeaderList) -> None:
@@ -87,6 +89,7 @@ async def _answer(attempt: Attempt, client: Client, headers: HeaderList) -> None
         await _merged(attempt, client, headers)
         return
     decode, merge = attempt.decode, attempt.merge
+    passes = _passing(attempt, client) if merge is None else None
     await _start(attempt, client, headers)
     while True:
         _look(attempt, client)
@@ -100,7 +103,31 @@ async def _answer(attempt: Attempt, client: Client, headers: HeaderList) -> None
         if last:
             return
         if not decode.buffered_bytes and not decode.over:
-            await client.bell.wait()
+            decode.tap = passes
+            try:
+                await client.bell.wait()
+            finally:
+                decode.tap = None
+
+
+def _passing(attempt: Attempt, client: Client) -> Callable[[bytes], bool]:
+    """What takes a part of the answer while nothing else is under way: from one connection to the
+    other in the step that read it. It says no as soon as there is anything to look at."""
+
+    def passes(data: bytes) -> bool:
+        prefill = attempt.prefill
+        if (
+            prefill is not None
+            and not attempt.prefill_ended
+            and (prefill.over or not (prefill.status == 0 or 200 <= prefill.status < 300))
+        ):
+            return False
+        if client.gone or not client.put(data):
+            return False
+        _listen(attempt, data)
+        return True
+
+    return passes
 
 
 def _ready(attempt: Attempt) -> bool:

@@ -58,8 +58,9 @@ class Exchange:
 
     __slots__ = (
         "_begun", "_buffered_bytes", "_chunks", "_moved", "_settings", "_since", "bell",
-        "body_out", "complete", "error", "head_out", "headers", "line", "on_over", "origin",
-        "patient", "paused", "phase", "received_bytes", "reused", "status", "waits",
+        "body_out", "calm", "complete", "error", "head_out", "headers", "line", "on_over",
+        "origin", "patient", "paused", "phase", "received_bytes", "reused", "status", "tap",
+        "waits",
     )  # fmt: skip
 
     def __init__(
@@ -81,6 +82,8 @@ class Exchange:
         self._settings = settings
         self._chunks: deque[bytes] = deque()
         self._buffered_bytes = 0
+        self.calm = False  # nobody need look before it is over, refused, or holds too much
+        self.tap: Callable[[bytes], bool] | None = None  # may take a part as it comes
         self.patient = False  # its head comes with its end: no deadline but the whole leg's
         self.waits = False  # all connections are taken: it has none to be made either
         self._begun = self._since = self._moved = 0.0  # by the pool's clock
@@ -179,17 +182,22 @@ class Exchange:
     def got_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         """The head is complete; never an informational one."""
         self.status, self.headers, self.phase = status, headers, Phase.BODY
-        self.bell.ring()
+        if not self.calm or not 200 <= status < 300:
+            self.bell.ring()
 
     def got_body(self, data: bytes) -> None:
         """Body bytes; asks the connection to pause where nobody drains them."""
+        if self.tap is not None and not self._chunks and self.tap(data):
+            return
         self._chunks.append(data)
         self._buffered_bytes += len(data)
         if self._buffered_bytes >= self._settings.pause_bytes and not self.paused:
             self.paused = True
             if self.line is not None:
                 self.line.pause()
-        self.bell.ring()
+            self.bell.ring()
+        elif not self.calm:
+            self.bell.ring()
 
     def moved(self, size: int, now: float) -> None:
         """Bytes of the answer came, framing included."""

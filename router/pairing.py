@@ -10,7 +10,8 @@ to change which pair is taken when several fit.
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from kvplane.vocabulary import Shape, Worker
 
@@ -20,16 +21,14 @@ from .policies.base import Candidate
 Compatible = Callable[[Shape, Shape], Sequence[str]]  # differing fields; empty = they fit
 
 
-@dataclass(frozen=True, slots=True)
-class Pair:
+class Pair(msgspec.Struct, frozen=True):
     """These two meet."""
 
     prefill: Candidate
     decode: Candidate
 
 
-@dataclass(frozen=True, slots=True)
-class NoPair:
+class NoPair(msgspec.Struct, frozen=True):
     """Nobody meets. `code` is one of errors.CODES, `reason` a sentence with the facts."""
 
     reason: str

@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import msgspec
+
 from .errors import GatewayError
 
 Body = dict[str, Any]
@@ -46,8 +48,7 @@ TEXT_PARTS = ("text", "input_text", "output_text")
 MEDIA = ("image_data", "video_data", "audio_data", "multi_modal_data", "mm_processor_kwargs")
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
+class Prompt(msgspec.Struct, frozen=True):
     """All prompts of one request. `tokens` is None where a reason says why."""
 
     tokens: tuple[Sequence[int], ...] | None  # packed, where they were tokenised here

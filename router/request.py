@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -25,8 +24,7 @@ SANE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 Body = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class Ask:
+class Ask(msgspec.Struct, frozen=True):
     """One inference request, checked as far as the gateway reads it."""
 
     path: str

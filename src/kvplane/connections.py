@@ -3,11 +3,13 @@
 Door. Used by doors.py, between uvicorn and its parser. Heads are bounded in bytes and time (25 MB
 of header lines would hold 300 MB, a head that never ends would be waited for for ever) and refused
 in words (refusals.py), writing.py joins what is written, a client that takes nothing of its answer
-is let go, and the scope says three things more. Open it to change a bound.
+is let go, and the scope offers more. Open it to change a bound.
 
     scope["extensions"]["tls"]["client_cert_name"]   as the ASGI TLS extension has it
     scope["extensions"]["kvplane.leave"](call)       call() when the client leaves before the end
     scope["extensions"]["kvplane.whole"]()           is the request's body here?
+    "kvplane.answer"(status, headers, data, more)    both of answering.py: false where nothing was
+    "kvplane.put"(data)                              done and the app has to send and wait
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from typing import Any, ClassVar
 from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from kvplane.answering import Headers, answer, put
 from kvplane.offers import Declining
 from kvplane.refusals import MOST_LINES, refusal, too_long
 from kvplane.writing import Writer
@@ -32,7 +35,7 @@ HEAD_S = 10.0  # for a head to arrive whole, counted from its first byte or from
 MOST_AHEAD = 256  # requests sent before the answer to an earlier one; real clients send none
 STALL_S = 120.0  # a client that takes not a byte of what waits for it this long is let go
 LEAVE = "kvplane.leave"  # a task that waits for this would cost a tenth of a small request
-WHOLE = "kvplane.whole"
+WHOLE, ANSWER, PUT = "kvplane.whole", "kvplane.answer", "kvplane.put"
 TELL_S = 1.0  # a flood of bad heads is not a flood of log lines
 
 
@@ -88,7 +91,9 @@ class Connection(Declining):
     def on_message_begin(self) -> None:
         self._within, self._headed = True, False
         super().on_message_begin()
-        extensions: dict[str, Any] = {LEAVE: self.on_leave, WHOLE: self.is_whole}
+        extensions: dict[str, Any] = {
+            LEAVE: self.on_leave, WHOLE: self.is_whole, ANSWER: self.answer, PUT: self.put
+        }  # fmt: skip
         if self._named is not None:
             extensions["tls"] = {"client_cert_name": self._named}
         self.scope["extensions"] = extensions
@@ -97,6 +102,14 @@ class Connection(Declining):
         """Has the body come? Then it need not be waited for, and no deadline set. Never said of
         one while another is read."""
         return not self.cycle.more_body
+
+    def answer(self, status: int, headers: Headers, data: bytes, more: bool) -> bool:
+        """See answering.py."""
+        return answer(self, status, headers, data, more)
+
+    def put(self, data: bytes) -> bool:
+        """See answering.py."""
+        return put(self, data)
 
     def on_leave(self, call: Callable[[], None]) -> None:
         """Call when the client leaves before its answer ended; now, where it has left. For the

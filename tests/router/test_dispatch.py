@@ -24,7 +24,7 @@ from kvplane.router.dispatch import (
     honest_end,
 )
 from kvplane.router.legs import Legs
-from kvplane.router.legs_errors import Phase
+from kvplane.router.legs_errors import Cut, Phase
 from kvplane.router.legs_exchange import Bell
 from kvplane.router.legs_wire import Origin
 
@@ -47,6 +47,16 @@ class Asker:
     headers: dict[bytes, bytes] = field(default_factory=dict)
     body: bytes = b""
     ended: bool = False
+    drains: bool = False  # takes parts at once
+    taken: int = 0  # parts that were
+
+    def put(self, data: bytes) -> bool:
+        if not self.drains:
+            return False
+        assert self.status and not self.ended
+        self.body += data
+        self.taken += 1
+        return True
 
     async def start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         assert not self.status
@@ -153,6 +163,44 @@ async def test_a_stream_passes_byte_exact_and_each_part_at_once() -> None:
             await until(lambda want=want: s.asker.body == want, timeout_s=2)  # type: ignore[misc]
         await task
         assert s.asker.ended
+
+
+async def test_parts_pass_at_once_and_in_order_where_the_client_drains() -> None:
+    parts = [b"data: %d\n\n" % number for number in range(40)]
+    async with stage(replies(PREFILLED), stream(*parts)) as s:
+        s.asker.drains = True
+        await s.run()
+        assert s.asker.body == b"".join(parts)
+        assert s.asker.ended and s.asker.taken > 20
+
+
+@pytest.mark.parametrize("news", ["prefill breaks", "prefill refuses", "the client left"])
+async def test_no_part_passes_at_once_after_news_that_nobody_looked_at(news: str) -> None:
+    """The news and a token of decode arrive in the same step of the loop."""
+    async with stage(hang, hang) as s:
+        s.asker.drains = True
+        attempt = s.begin()
+        task = asyncio.create_task(dispatch(attempt, s.asker, OWN))
+        prefill, decode = attempt.prefill, attempt.decode
+        assert prefill is not None
+        await until(lambda: prefill.phase is decode.phase is Phase.SENT)
+        decode.got_head(200, [(b"content-type", b"text/event-stream")])
+        decode.got_body(b"data: 1\n\n")
+        await until(lambda: decode.tap is not None)
+        decode.got_body(b"data: 2\n\n")
+        assert s.asker.body == b"data: 1\n\ndata: 2\n\n"
+        if news == "prefill breaks":
+            prefill.fail(Cut, "broke off")
+        elif news == "prefill refuses":
+            prefill.got_head(500, [])
+        else:
+            s.asker.leave()
+        decode.got_body(b"data: 3\n\n")
+        prefill.fail(Cut, "broke off")
+        with pytest.raises((LegFailed, ClientGone)):
+            await task
+        assert s.asker.body == b"data: 1\n\ndata: 2\n\n"
+        assert decode.tap is None
 
 
 @pytest.mark.parametrize("status", [400, 404, 422, 429])
