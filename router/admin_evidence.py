@@ -1,7 +1,7 @@
 """Admin evidence: what happened to requests, and what is wrong, for people and scripts.
 
-Door: GET /rooms, /rooms/{room}, /requests/{id} and /diagnosis; admin.py mounts them. evidence.py
-remembers, diagnosing.py judges. Open it to change how evidence is asked for.
+Door: GET /rooms, /rooms/{room}, /requests, /requests/{id} and /diagnosis; admin.py mounts them.
+evidence.py remembers, diagnosing.py judges. Open it to change how evidence is asked for.
 """
 
 from __future__ import annotations
@@ -43,6 +43,13 @@ def evidence_routes(gateway: Gateway, desk: Discovered | None) -> APIRouter:
         if found is None:
             raise GatewayError("not_found", f"room {room} is not known, or no longer", "room")
         return found
+
+    @router.get("/requests")
+    async def requests(
+        limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100, failed: bool | None = None
+    ) -> dict[str, Any]:
+        """The newest attempts, those included for which nobody could be chosen."""
+        return {"requests": ledger.attempts(limit, failed)}
 
     @router.get("/requests/{request_id:path}")
     async def request(request_id: str) -> dict[str, Any]:

@@ -22,10 +22,13 @@ from .evidence import MOST_REFUSED
 from .fleet import Waited
 from .gateway import Gateway
 from .legs_errors import LegError
+from .patterns import stuck
+from .queues import queues, said
 
 ASK_S = 1.0  # all questions together
 MOST_ASKED = 20  # failed attempts whose engines are asked
 MOST_PORTS = 16  # prefills asked where their rank directory is
+MOST_PAGES = 4  # workers that seem stuck, asked for their metrics
 
 
 class Discovered(Protocol):
@@ -48,6 +51,7 @@ async def scene(gateway: Gateway, desk: Discovered | None) -> Scene:
     _, ports, unfit = await asyncio.gather(
         ledger.settle(failed, ASK_S), _ports(gateway, waiting), _unfit(gateway)
     )
+    meetings = ledger.meetings(MOST_ATTEMPTS)
     return Scene(
         fleet=gateway.fleet,
         breakers=gateway.breakers,
@@ -57,7 +61,8 @@ async def scene(gateway: Gateway, desk: Discovered | None) -> Scene:
         waiting=waiting,
         declared=desk.named() if desk is not None else {},
         told_ports=ports,
-        meetings=ledger.meetings(MOST_ATTEMPTS),
+        meetings=meetings,
+        queues=await _queues(gateway, [one.culprit for one in stuck(meetings, now)]),
         refused=tuple(ledger.refusals(MOST_REFUSED, now - RECENT_S)),
         store_down_s=gateway.loop.store_down_s(),
         store_unfit=unfit,
@@ -86,6 +91,24 @@ async def _port(gateway: Gateway, up: WorkerUp) -> int | None:
         return None
     port = told.get("disaggregation_bootstrap_port") if isinstance(told, dict) else None
     return port if type(port) is int and 0 < port < 65536 else None
+
+
+async def _queues(gateway: Gateway, stuck: Iterable[str]) -> dict[str, str]:
+    """What the metrics of workers that seem stuck say of their queues."""
+    urls = {str(one.worker): one.url for one in gateway.fleet.targets()}
+    asked = [name for name in stuck if name in urls][:MOST_PAGES]
+    pages = await asyncio.gather(*(_page(gateway, urls[name]) for name in asked))
+    told = {name: said(queues(page)) for name, page in zip(asked, pages, strict=True)}
+    return {name: text for name, text in told.items() if text}
+
+
+async def _page(gateway: Gateway, url: str) -> str:
+    try:
+        async with asyncio.timeout(ASK_S):
+            status, body = await get(gateway, url, "/metrics")
+    except (LegError, TimeoutError):
+        return ""
+    return body.decode("utf-8", "replace") if status == 200 else ""
 
 
 async def _unfit(gateway: Gateway) -> str:

@@ -47,6 +47,7 @@ class Scene:
     told_ports: Mapping[Pod, int] = field(default_factory=dict)  # bootstrap ports engines tell
     meetings: Sequence[Meeting] = ()  # newest first
     refused: Sequence[Meeting] = ()  # for whom nobody was chosen, newest first
+    queues: Mapping[str, str] = field(default_factory=dict)  # of stuck workers, as they say
     store_down_s: float = 0.0
     store_unfit: str = ""  # why the index store may throw parts of the index away
     compatible: Callable[[Shape, Shape], Sequence[str]] = compatible
@@ -87,7 +88,7 @@ def _happened(scene: Scene) -> Iterable[Finding]:
     refused = [one for one in scene.refused if one.begun >= since]
     yield from attempts(recent, refused, scene.fleet)
     yield from no_tokens(recent)
-    yield from patterns(recent, scene.now)
+    yield from patterns(recent, scene.now, scene.queues)
 
 
 def _last(meeting: Meeting, now: float) -> float:

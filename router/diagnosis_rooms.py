@@ -51,6 +51,7 @@ class Failure:
     step: str
     at: float  # monotonic, when it ended
     rooms: tuple[str, ...]
+    pair: frozenset[str]  # its workers
     final: str  # why there was no other attempt: then the client was told; "" = there was one
 
 
@@ -90,9 +91,10 @@ def _shows(meeting: Meeting, failure: Failure) -> bool:
     """Did an attempt that ended later show that it is over?"""
     if meeting.outcome != "ok" or (meeting.ended or 0.0) <= failure.at:
         return False
-    names = [side["worker"] for side in (meeting.prefill, meeting.decode) if side is not None]
-    mentioned = [name for name in names if name in failure.culprit]
-    return bool(mentioned) or not failure.rooms
+    names = _pair(meeting)
+    if failure.culprit in failure.pair:
+        return failure.culprit in names
+    return names == failure.pair or not failure.pair  # both, or something between them
 
 
 def _exhausted(meetings: Sequence[Meeting], fleet: Fleet) -> Iterable[Finding]:
@@ -132,7 +134,9 @@ def _refusal(meeting: Meeting) -> Failure:
     side = "decode" if code == "no_decode_available" else "prefill"
     culprit = "plane" if rule == "shapes-differ" else f"{side} pool"
     sentence = f"request {meeting.request_id}: {error.get('message') or 'nobody could be chosen'}"
-    return Failure(stage, rule, culprit, sentence, STAGES[stage][1], meeting.ended or 0.0, (), "")
+    return Failure(
+        stage, rule, culprit, sentence, STAGES[stage][1], meeting.ended or 0.0, (), frozenset(), ""
+    )
 
 
 def failure(meeting: Meeting, fleet: Fleet) -> Failure:
@@ -153,7 +157,8 @@ def failure(meeting: Meeting, fleet: Fleet) -> Failure:
     rooms = (room,) if room else ()
     ended = meeting.ended or 0.0
     final = meeting.stopped or ("committed" if meeting.first_byte is not None else "")
-    return Failure(stage, rule, culprit, sentence, step, ended, rooms, final)
+    pair = _pair(meeting)
+    return Failure(stage, rule, culprit, sentence, step, ended, rooms, pair, final)
 
 
 def _broken(meeting: Meeting, error: dict[str, Any]) -> StageRecord | None:
@@ -235,6 +240,11 @@ def _how_far(meeting: Meeting) -> str:
     if meeting.silent:
         return f"{' and '.join(meeting.silent)} tells no stages"
     return "no engine told a stage"
+
+
+def _pair(meeting: Meeting) -> frozenset[str]:
+    sides = (meeting.prefill, meeting.decode)
+    return frozenset(str(side["worker"]) for side in sides if side is not None)
 
 
 def _named(meeting: Meeting, side: str) -> str:

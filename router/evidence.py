@@ -173,6 +173,16 @@ class Ledger:
         each = (m.shown(room, now) for m in self.meetings(limit, failed) for room in m.rooms)
         return [found for found, _ in zip(each, range(limit), strict=False)]
 
+    def attempts(self, limit: int = 100, failed: bool | None = None) -> list[dict[str, Any]]:
+        """The newest attempts, those included for which nobody was chosen, newest first."""
+        found = self.meetings(limit, failed) + [
+            one
+            for one in self.refusals(limit)
+            if failed is None or failed is (one.outcome == "failed")
+        ]
+        found.sort(key=lambda one: one.begun, reverse=True)
+        return [meeting.shown(None, self.now) for meeting in found[:limit]]
+
     def request(self, request_id: str) -> dict[str, Any] | None:
         """All attempts of one request, with each room's stages; those of none are under ""."""
         meetings = self._by_request.get(request_id)

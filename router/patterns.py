@@ -10,13 +10,14 @@ Pure. Rules of diagnosis.py over the newest attempts. Open it to add one.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from kvplane.vocabulary import Stage
 
 from .findings import MOST_NAMED, Finding
 from .meeting import Meeting
 
+NONE: Mapping[str, str] = {}
 STUCK_S = 15.0  # nobody waits so long in silence while others pass
 STUCK = 3  # that wait; fewer may be one very long prompt
 LEFT = 10  # requests that were left, and more than were answered
@@ -24,14 +25,18 @@ SHARED = 10  # failures before a common worker is looked for
 SHARE = 0.8  # of them it must be part of
 
 
-def patterns(meetings: Sequence[Meeting], now: float) -> Iterable[Finding]:
-    """All of them; `meetings` newest first."""
-    yield from stuck(meetings, now)
+def patterns(
+    meetings: Sequence[Meeting], now: float, queues: Mapping[str, str] = NONE
+) -> Iterable[Finding]:
+    """All of them; `meetings` newest first. `queues`: what engines themselves say of theirs."""
+    yield from stuck(meetings, now, queues)
     yield from left(meetings)
     yield from common(meetings)
 
 
-def stuck(meetings: Sequence[Meeting], now: float) -> Iterable[Finding]:
+def stuck(
+    meetings: Sequence[Meeting], now: float, queues: Mapping[str, str] = NONE
+) -> Iterable[Finding]:
     """Where requests queue and nothing ends. Until a prefill answered they wait for it; after that
     for the decode."""
     waiting: dict[str, list[Meeting]] = {}
@@ -50,6 +55,8 @@ def stuck(meetings: Sequence[Meeting], now: float) -> Iterable[Finding]:
             f"{len(those)} requests wait at {name}, the oldest for {longest:.0f} s, and nothing of "
             "it ended meanwhile: its queue grows though it may look healthy"
         )
+        if own := queues.get(name):
+            sentence += f"; its own metrics: {own}"
         step = "look at its log and queues; PUT /workers/ID {draining: true}, or start it again"
         rooms = tuple(str(room) for one in those[:MOST_NAMED] for room in one.rooms)
         yield Finding(

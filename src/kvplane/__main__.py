@@ -22,12 +22,12 @@ if TYPE_CHECKING:
 # One thread of linear algebra: results must not depend on how a sum was split over cores, and
 # four engines share the cores of one machine. Has to be set before numpy is imported anywhere.
 BLAS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
-FORMAT = "%(asctime)s %(levelname).1s %(name)s %(message)s"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     _end_at_once_by_ctrl_c()
+    from kvplane import logs
     from kvplane.settings import BadSetting
 
     try:
@@ -35,7 +35,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BadSetting as error:
         print(f"kvplane: {error}", file=sys.stderr)
         return 2
-    _log(settings.values.get("log_level", "warning"))
+    logs.begin(settings.values.get("log_level", "warning"), settings.values.get("log_format", ""))
     for name in BLAS:
         os.environ.setdefault(name, "1")
     from kvplane import wiring  # late: --help and wrong flags answer before the heavy imports
@@ -49,14 +49,6 @@ def _end_at_once_by_ctrl_c() -> None:
         return
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # an ignored one stays so
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-
-
-def _log(level: str) -> None:
-    import logging
-
-    logging.basicConfig(level=level.upper(), format=FORMAT, stream=sys.stderr)
-    # uvicorn tells its starts and stops as "uvicorn.error"; doors.py says the same with the port.
-    logging.getLogger("uvicorn.error").setLevel(max(logging.root.level, logging.WARNING))
 
 
 def _settings(argv: Sequence[str] | None) -> Settings:

@@ -103,7 +103,7 @@ async def _try(session: aiohttp.ClientSession, number: int) -> None:
     """One real request, and every stage that anybody saw of it."""
     models = [str(one["id"]) for one in await _get(session, "/v1/models", "data")]
     body = {
-        "model": models[0] if models else "",
+        "model": models[number % len(models)] if models else "",
         "prompt": f"kvplane doctor, request {number}: which pair is met here?",
         "max_tokens": 2,
         "temperature": 0,

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from kvplane.options_kinds import (
     Key,
+    credential,
     http_url,
     one_of,
     port,
@@ -23,6 +24,7 @@ from kvplane.options_router import (
     HOST,
     LEVELS,
     LOG,
+    LOG_FORM,
     NEEDED_REDIS,
     PREFIX,
     READERS,
@@ -89,6 +91,7 @@ ENGINE_KEYS = (
     Key("checksums", switch, True, "checksum of every page that moves; off only for tests"),
     Key("faults", switch, None, "serve POST /fault; on by default on loopback only"),
     LOG,
+    LOG_FORM,
 )
 INGEST_KEYS = (
     NEEDED_REDIS,
@@ -96,9 +99,11 @@ INGEST_KEYS = (
     SHARDS,
     Key("block_size", whole(1, 4096), None, "tokens a block, where neither engine nor events tell"),
     Key("health_check_interval_secs", seconds, 5.0, "between two health checks of a worker"),
+    Key("api_key", credential, "", "key that engines want of who asks what they are"),
     HOST,
     Key("prometheus_port", port, None, "port of /metrics"),
     LOG,
+    LOG_FORM,
 )
 INDEX_KEYS = (
     NEEDED_REDIS,
@@ -109,6 +114,7 @@ INDEX_KEYS = (
     TOKENIZER,
     RECALL,
     LOG,
+    LOG_FORM,
 )
 BOOTSTRAP_KEYS = (
     HOST,
@@ -119,6 +125,7 @@ BOOTSTRAP_KEYS = (
     Key("tls_key", text, None, "its private key, PEM"),
     Key("client_ca", text, None, "authority whose client certificates may write, PEM"),
     LOG,
+    LOG_FORM,
 )
 URL = Key("url", http_url, "http://127.0.0.1:8000", "a gateway or an index service")
 MODEL = Key("model", text, "", "model name; needed where not exactly one is served")

@@ -43,6 +43,7 @@ TOKENIZER = Key("tokenizer", text, "", "folder with tokenizer.json, or 'builtin'
 RECALL = Key("recall_mb", whole(0, 2**20), 256, "MiB of prompts remembered; 0 = none")
 READERS = Key("changes_readers", whole(1, 100_000), 1000, "readers of /changes; more get 429")
 LOG = one_of("log_level", LEVELS, "info", "how much to log")
+LOG_FORM = one_of("log_format", ("text", "json"), "text", "how a line of the log is written")
 SHARE = number(0, 1, "a share from 0 to 1, like 0.2")
 TIMES = number(1, 100, "a factor from 1 to 100, like 1.5")
 RATE = number(0.001, 1e6, "requests a second above 0, like 50")
@@ -100,4 +101,5 @@ ROUTER_KEYS: tuple[Key, ...] = (
     TOKENIZER,
     RECALL,
     LOG,
+    LOG_FORM,
 )

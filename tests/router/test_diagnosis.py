@@ -344,6 +344,18 @@ def test_alike_failures_are_one_finding_that_is_over_when_the_same_workers_answe
     assert one.blocks, "that was before"
 
 
+def test_an_answer_of_workers_with_alike_names_shows_nothing() -> None:
+    well = meeting(72, "ok", ended=99.5)
+    well.prefill, well.decode = {"worker": "p10"}, {"worker": "d1"}
+    (one,) = said(well, broken(Stage.VERIFY, "checksum mismatch"))
+    assert one.blocks
+    stale = broken(Stage.CONNECT, "1.2.3.4:5 is gone: Connection refused")
+    (one,) = said(well, stale)
+    assert one.blocks
+    (one,) = said(meeting(73, "ok", ended=99.5), stale)
+    assert not one.blocks, "the same pair met"
+
+
 def test_a_failure_that_another_attempt_made_good_does_not_block() -> None:
     made = broken(Stage.VERIFY, "checksum mismatch")
     made.stopped = ""

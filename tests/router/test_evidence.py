@@ -223,6 +223,20 @@ def test_rooms_come_newest_first_and_only_the_failed_where_asked() -> None:
     assert [room["room"] for room in ledger.rooms(9, failed=False)] == ["4", "2"]
 
 
+def test_attempts_come_newest_first_with_those_for_which_nobody_was_chosen() -> None:
+    clock = FakeClock()
+    ledger = Ledger(clock)
+    for number in range(1, 4):
+        clock.advance(1)
+        ledger.close(ledger.open(meeting(number, request=f"r{number}")), "ok")
+        clock.advance(1)
+        refusal(ledger, clock, f"x{number}", GatewayError("no_prefill_available", "none"))
+    named = [one["request_id"] for one in ledger.attempts(4)]
+    assert named == ["x3", "r3", "x2", "r2"]
+    assert [one["request_id"] for one in ledger.attempts(9, failed=True)] == ["x3", "x2", "x1"]
+    assert [one["request_id"] for one in ledger.attempts(9, failed=False)] == ["r3", "r2", "r1"]
+
+
 def test_a_request_shows_all_its_attempts() -> None:
     ledger = Ledger(FakeClock())
     ledger.close(ledger.open(meeting(1, request="r")), "failed")

@@ -100,7 +100,8 @@ async def test_a_prefill_that_takes_requests_and_never_moves_is_left_alone_and_n
             if request.startswith(b"POST"):
                 await call.closed()
                 return
-            await call.send(answer(b"OK"))
+            page = b'sglang:num_prefill_bootstrap_queue_reqs{tp_rank="0"} 6.0\n'
+            await call.send(answer(page if b"/metrics" in request else b"OK"))
 
     brought: dict[int, asyncio.Event] = defaultdict(asyncio.Event)
 
@@ -130,8 +131,9 @@ async def test_a_prefill_that_takes_requests_and_never_moves_is_left_alone_and_n
         skew = 100.0
         house.gateway.clock.now = lambda: monotonic() + skew  # type: ignore[method-assign]
         _, found = await house.get("/diagnosis")
-        named = {(one["rule"], one["culprit"]) for one in found["findings"]}
-        assert ("stuck", "p1") in named, found
+        (said,) = [one for one in found["findings"] if one["rule"] == "stuck"]
+        assert (said["culprit"], said["stage"], said["blocks"]) == ("p1", "first-byte", True)
+        assert "its own metrics: num_prefill_bootstrap_queue 6" in said["sentence"]
         _, _, headers = await house.post("/generate", {"text": "after"})
         assert headers["x-kvplane-prefill"] == "p2"
         for one in asked:

@@ -25,6 +25,7 @@ from kit.ports import free_port
 from kit.wait import until
 
 from kvplane.children import Child
+from kvplane.index import Lasting
 from kvplane.tokens import BUILTIN
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -240,10 +241,12 @@ async def test_16_redis_evicts_and_is_away(shown: Gallery) -> None:
         port = free_port()
         url = f"http://127.0.0.1:{port}"
         words = ["router", "--redis", redis.url, "--port", str(port), *WATCHED]
+        words += ["--evidence-secs", "60", "--spans"]
         words += [*shown.prefill.gateway_flags(), *shown.decode.gateway_flags()]
         child = Child("second gateway", words, f"{url}/liveness")
         try:
             await child.start()
+            await until(lambda: evidence_of(shown, url, redis.url))
             await redis_told(redis.port, "CONFIG SET maxmemory 100mb")
             await redis_told(redis.port, "CONFIG SET maxmemory-policy allkeys-lru")
             found = await store_finding(url, "store-evicts")
@@ -257,6 +260,24 @@ async def test_16_redis_evicts_and_is_away(shown: Gallery) -> None:
         finally:
             redis.send(signal.SIGCONT)
             await child.stop()
+
+
+async def evidence_of(shown: Gallery, url: str, store: str) -> bool:
+    """A room of the second gateway, kept where any other could tell of it."""
+    body = {"input_ids": [33] * 40, "sampling_params": {"max_new_tokens": 2}}
+    status, _, headers = await shown.running.ask("/generate", body, at=url)
+    if status != 200:
+        return False
+    texts = Lasting(store)
+    try:
+        room = headers["x-kvplane-room"]
+        name = await until(lambda: texts.get(f"r:{room}"))
+        told = json.loads(await texts.get(f"q:{name.decode()}") or b"")
+        stages = [one["stage"] for one in told["attempts"][0]["stages"][room]]
+        assert stages[-1] == "end" and "worker-pool" in stages
+    finally:
+        await texts.close()
+    return True
 
 
 async def redis_told(port: int, words: str) -> None:
