@@ -9,6 +9,7 @@ from .admin_workers import WorkerDesk, worker_id
 from .api import Api
 from .breaker import Breakers
 from .choice import Choice, Chooser
+from .credentials import Credentials
 from .dashboard import dashboard_app
 from .departures import Departures
 from .diagnosing import diagnose
@@ -56,6 +57,7 @@ __all__ = [
     "Candidate",
     "Choice",
     "Chooser",
+    "Credentials",
     "Departures",
     "Directories",
     "Discovery",

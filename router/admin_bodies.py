@@ -33,6 +33,7 @@ def _plain(text: str) -> str:
 
 
 Plain = Annotated[str, Field(max_length=MOST_TEXT), AfterValidator(_plain)]
+Sendable = Annotated[str, Field(pattern="^[!-~]*$", max_length=MOST_TEXT)]  # in a header
 Count = Annotated[int, Field(ge=1, le=2**31)]
 Endpoints = Plain | Annotated[list[Plain], Field(max_length=1024)]
 
@@ -45,7 +46,7 @@ class Notes(BaseModel):
     priority: int | None = Field(default=None, ge=0, le=2**31)
     cost: float | None = Field(default=None, ge=0, le=1e9, allow_inf_nan=False)
     labels: Annotated[dict[Plain, Plain], Field(max_length=MOST_LABELS)] | None = None
-    api_key: Plain | None = Field(default=None, repr=False)
+    api_key: Sendable | None = Field(default=None, repr=False)
     health_check_timeout_secs: Count | None = None
     health_check_interval_secs: Count | None = None
     health_success_threshold: Count | None = None
@@ -72,6 +73,7 @@ class NewWorker(Notes):
     block_size: int | None = Field(default=None, ge=1, le=2**20)
     tokenizer: Plain = ""
     handoff: Plain = ""
+    draining: bool = False
 
     def table(self) -> dict[str, Any]:
         """The same as a [[workers]] table."""
@@ -92,8 +94,10 @@ class NewWorker(Notes):
             "block_size": self.block_size,
             "tokenizer": self.tokenizer,
             "handoff": self.handoff,
+            "draining": self.draining,
+            "api_key": self.api_key,
         }
-        return {name: value for name, value in found.items() if value not in (None, "")}
+        return {name: value for name, value in found.items() if value not in (None, "", False)}
 
 
 @dataclass

@@ -4,7 +4,7 @@ Door: /workers and /workers/{id}; admin.py mounts it. Discovery does the work be
 admin_bodies.py has the shapes, access.py says who may. Open it to add a route about workers.
 
     POST /workers            202, job_status until it serves
-    PUT  /workers/{id}       202: draining, priority, cost, labels
+    PUT  /workers/{id}       202: draining, api_key, priority, cost, labels
     DELETE /workers/{id}     202: gets nothing new, is gone when its requests ended
 """
 
@@ -87,7 +87,7 @@ def _adding(router: APIRouter, board: _Board, declare: Declare | None) -> None:
         board.note(up.pod, new)
         response.headers["location"] = f"/workers/{worker_id(up.pod)}"
         told = {"url": up.url, "location": response.headers["location"]}
-        return _accepted(up.pod, new) | told
+        return _accepted(up.pod) | told
 
 
 def _changing(router: APIRouter, board: _Board) -> None:
@@ -97,12 +97,15 @@ def _changing(router: APIRouter, board: _Board) -> None:
         pod = board.pod(id)
         if isinstance(pod, Response):
             return pod
-        if change.draining is False and isinstance(board.desk, Departures):
-            await board.desk.take_back(pod)
+        if isinstance(board.desk, Departures):
+            if change.draining is False:
+                await board.desk.take_back(pod)
+            if change.api_key is not None:
+                board.desk.change_key(pod, change.api_key)
         if change.draining is not None:
             board.gateway.fleet.drain(pod, change.draining)
         board.note(pod, change)
-        return _accepted(pod, change)
+        return _accepted(pod)
 
     @router.delete("/workers/{id}", status_code=202, response_model=None)
     async def remove(id: str) -> dict[str, Any] | Response:
@@ -161,10 +164,8 @@ def _ranks(targets: Any, pod: Pod) -> list[Any]:
     return [target for target in targets if target.worker.pod == pod]
 
 
-def _accepted(pod: Pod, told: Notes | None = None) -> dict[str, Any]:
-    unused = "; its api_key is not used: engines get the one of --api-key"
-    message = f"worker {pod}" + unused * bool(told is not None and told.api_key)
-    return {"status": "accepted", "worker_id": worker_id(pod), "message": message}
+def _accepted(pod: Pod) -> dict[str, Any]:
+    return {"status": "accepted", "worker_id": worker_id(pod), "message": f"worker {pod}"}
 
 
 def _no(status: int, error: str, code: str) -> Response:

@@ -17,6 +17,7 @@ from typing import Protocol
 from kvplane.runtime import Clock, cancel
 from kvplane.vocabulary import Pod, WorkerUp
 
+from .credentials import Credentials
 from .fleet import Fleet, Waited
 
 log = logging.getLogger(__name__)
@@ -36,9 +37,17 @@ class WorkerDesk(Protocol):
 class Departures:
     """A desk whose `remove` waits for nobody. A Part."""
 
-    def __init__(self, desk: WorkerDesk, fleet: Fleet, clock: Clock, drain_s: float) -> None:
+    def __init__(
+        self,
+        desk: WorkerDesk,
+        fleet: Fleet,
+        clock: Clock,
+        drain_s: float,
+        credentials: Credentials | None = None,
+    ) -> None:
         self._desk, self._fleet, self._clock = desk, fleet, clock
         self._drain_s = drain_s
+        self._credentials = credentials if credentials is not None else Credentials()
         self._leaving: dict[Pod, asyncio.Task[None]] = {}
 
     async def start(self) -> None:
@@ -57,7 +66,15 @@ class Departures:
                 f"worker {worker.pod}: is leaving, {requests} requests are under way there; add it "
                 'when it is gone, or take it back: PUT {"draining": false}'
             )
-        self._desk.add(worker)
+        self._desk.add(worker)  # it asks in another turn of the loop, with the key of below
+        self._credentials.learn(worker.pod, worker.url, worker.api_key)
+
+    def change_key(self, pod: Pod, key: str) -> None:
+        """Another key of its own, from the next request on; "" = none."""
+        waiting = [one.declared for one in self._desk.waiting()]
+        for up in [*waiting, *self._fleet.pods()]:
+            if up.pod == pod:
+                self._credentials.learn(pod, up.url, key)
 
     def waiting(self) -> Sequence[Waited]:
         """Workers that do not serve yet."""
@@ -76,7 +93,7 @@ class Departures:
         if pod in self._leaving:
             return True
         if not self._busy(pod):
-            return await self._desk.remove(pod)
+            return await self._forget(pod)
         self._fleet.drain(pod)
         task = asyncio.create_task(self._see_off(pod), name=f"leaving {pod}")
         self._leaving[pod] = task
@@ -93,7 +110,11 @@ class Departures:
             await self._clock.sleep(LOOK_S)
         if busy:
             log.warning("worker not drained pod=%s requests=%d action=forget", pod, busy)
-        await self._desk.remove(pod)
+        await self._forget(pod)
+
+    async def _forget(self, pod: Pod) -> bool:
+        self._credentials.forget(pod)
+        return await self._desk.remove(pod)
 
     def _busy(self, pod: Pod) -> int:
         targets = self._fleet.targets()

@@ -18,6 +18,7 @@ from collections.abc import Collection
 
 from kvplane.runtime import Clock, SystemClock, cancel, supervise
 
+from .credentials import Credentials
 from .legs_connection import Connection
 from .legs_errors import LegError, PoolFull, Refused, TlsFailed
 from .legs_exchange import Bell, Exchange
@@ -60,7 +61,9 @@ class Legs:
         settings: LegSettings | None = None,
         clock: Clock | None = None,
         tls: ssl.SSLContext | None = None,
+        credentials: Credentials | None = None,
     ) -> None:
+        self.credentials = credentials if credentials is not None else Credentials()
         self._settings = settings or LegSettings()
         self._clock = clock or SystemClock()
         self._tls = tls  # made once; CA and client certificate are the caller's
@@ -115,6 +118,8 @@ class Legs:
         answer is no stream, so that its head may take as long as all of it. Raises ValueError for
         a target or header that could split the request.
         """
+        if self.credentials:
+            headers = self.credentials.signed(origin, headers)
         head = request_head(method, origin, target, headers, len(body))
         exchange = Exchange(origin, head, body, self._settings, bell or Bell())
         exchange.on_over, exchange.patient = self._ended, patient

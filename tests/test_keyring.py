@@ -83,3 +83,13 @@ def test_a_secret_is_not_shown_where_its_name_or_its_value_is_wrong(
     with pytest.raises(BadSetting) as refused:
         told(file=file)
     assert str(refused.value).startswith(named) and SECRET not in str(refused.value)
+
+
+def test_a_workers_own_key_is_shown_nowhere() -> None:
+    table = {"url": "http://10.0.0.7:30000", "api_key": SECRET}
+    found = told(file={"workers": [table]})
+    assert found.workers[0].api_key == SECRET and SECRET not in repr(found)
+    for wrong in ({"role": "x"}, {"api_key": SECRET + " x"}, {"api_key": 5}, {"rule": 1}):
+        with pytest.raises(BadSetting) as refused:
+            told(file={"workers": [table | wrong]})
+        assert SECRET not in str(refused.value)

@@ -7,7 +7,6 @@ parts of a process are started and ended together.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
 from typing import Protocol
 
 import aiohttp
@@ -48,12 +47,10 @@ class Composite:
             await part.start()
             self._stack.push_async_callback(part.stop)
 
-    async def session(
-        self, total_s: float = 10.0, headers: Mapping[str, str] | None = None
-    ) -> aiohttp.ClientSession:
-        """A client for control calls, closed with this part; `headers` go with each of them."""
+    async def session(self, total_s: float = 10.0) -> aiohttp.ClientSession:
+        """A client for control calls, closed with this part."""
         timeout = aiohttp.ClientTimeout(total=total_s)
-        session = aiohttp.ClientSession(timeout=timeout, trust_env=False, headers=headers)
+        session = aiohttp.ClientSession(timeout=timeout, trust_env=False)
         self._stack.push_async_callback(session.close)
         return session
 

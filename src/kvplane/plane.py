@@ -55,6 +55,7 @@ from kvplane.router import (
 from kvplane.runtime import SystemClock
 from kvplane.settings import Settings
 from kvplane.showing import show
+from kvplane.signing import credentials_of, signed
 from kvplane.vocabulary import WorkerUp
 from kvplane.workers import worker_from_table
 
@@ -123,7 +124,8 @@ class GatewayPlane(Composite):
         chains: Chains,
     ) -> Gateway:
         clock, fleet = self._clock, Fleet(settings.fleet)
-        legs = Legs(LegSettings(total_s=settings.request_timeout_s), clock)
+        keys = credentials_of(self._told, self._workers)
+        legs = Legs(LegSettings(total_s=settings.request_timeout_s), clock, None, keys)
         ledger, metrics = Ledger(clock, settings.rooms_kept), RouterMetrics(self._registry)
         gateway = Gateway(
             view, fleet, prompts, legs, ledger, metrics, settings, clock, follower, chains=chains
@@ -150,7 +152,7 @@ class GatewayPlane(Composite):
         hall = Hall(self._clock, gateway, prompts, subscriptions, directories)
         static = Static(
             self._workers,
-            await self._signed(),
+            signed(session, gateway.legs.credentials),
             self._clock,
             hall.up,
             hall.down,
@@ -158,14 +160,15 @@ class GatewayPlane(Composite):
             gateway.settings.probe,
         )
         gateway.fleet.waiting = static.waiting
-        desk = Departures(static, gateway.fleet, self._clock, gateway.settings.drain_s)
+        desk = Departures(
+            static,
+            gateway.fleet,
+            self._clock,
+            gateway.settings.drain_s,
+            gateway.legs.credentials,
+        )
         await self.begin(static, desk)
         return desk
-
-    async def _signed(self) -> aiohttp.ClientSession:
-        """For questions to engines, which may want the key that requests bring them."""
-        key = self._told["api_key"]
-        return await self.session(headers={"Authorization": f"Bearer {key}"} if key else None)
 
     def _directories(self, gateway: Gateway, session: aiohttp.ClientSession) -> Directories:
         return Directories(
@@ -231,7 +234,7 @@ class IngestPlane(Composite):
         workers = with_block_size(told.workers, told["block_size"])
         static = Static(
             workers,
-            await self.session(),
+            signed(await self.session(), credentials_of(told, workers)),
             clock,
             hall.up,
             hall.down,

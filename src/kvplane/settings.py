@@ -250,5 +250,6 @@ def _from_file(tables: Any) -> list[WorkerUp]:
         try:
             found.append(worker_from_table(table))
         except WorkerFault as error:
-            raise BadSetting(f"workers[{number}]", "file", dict(table), str(error)) from None
+            shown = dict(table) | ({"api_key": "***"} if "api_key" in table else {})
+            raise BadSetting(f"workers[{number}]", "file", shown, str(error)) from None
     return found

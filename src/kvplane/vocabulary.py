@@ -11,7 +11,7 @@ decision.
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
 
@@ -227,8 +227,7 @@ class Shape:
     kv_layout: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class BootstrapTriple:
+class BootstrapTriple(msgspec.Struct, frozen=True):
     """All a decode needs to find its prefill."""
 
     host: str  # bare literal or name, no brackets
@@ -241,8 +240,7 @@ class BootstrapTriple:
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-@dataclass(frozen=True, slots=True)
-class Binding:
+class Binding(msgspec.Struct, frozen=True):
     """A room with the pair chosen for it and the epochs it was chosen under; one attempt."""
 
     room: Room
@@ -291,6 +289,7 @@ class WorkerUp:
     asleep: bool = False  # it dropped its cache to sleep; its events say so only when it wakes
     shape: Shape = Shape()
     handoff: str = ""  # how a transfer begins, a row of router's HANDOFFS; "" = as `engine` does
+    api_key: str = field(default="", repr=False)  # its own; "" = the gateway's, or the client's
 
 
 @dataclass(frozen=True, slots=True)

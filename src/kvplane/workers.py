@@ -20,7 +20,7 @@ FIELDS = frozenset(
     {
         "url", "role", "engine", "bootstrap_port", "events", "replay", "model", "block_size",
         "tokenizer", "name", "dp_size", "bootstrap_host", "topic", "event_form",
-        "handoff", "draining",
+        "handoff", "draining", "api_key",
     }
 )  # fmt: skip
 
@@ -87,7 +87,14 @@ def worker_from_table(table: Mapping[str, Any]) -> WorkerUp:
         event_form=_form(table.get("event_form", "")),
         handoff=_handoff(table.get("handoff", "")),
         draining=_switch("draining", table.get("draining", False)),
+        api_key=_credential("api_key", table.get("api_key", "")),
     )
+
+
+def _credential(name: str, value: object) -> str:
+    if not isinstance(value, str) or not all("!" <= one <= "~" for one in value):
+        raise WorkerFault(f"{name}: must be printable ASCII without blanks")
+    return value
 
 
 def _form(value: object) -> str:
