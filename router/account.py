@@ -23,6 +23,8 @@ from .breaker import Breaker, Breakers, Outcome, Ticket, outcome
 from .fleet import Fleet
 from .target import Booking, Target
 
+MOST_BUSY_S = 30.0  # a worker that asks to be left alone is, for this long, while others serve
+
 
 @dataclass(slots=True, eq=False)
 class _Stake:
@@ -120,6 +122,8 @@ class Account:
         stake = self._stakes.get(failed.side)
         if stake is None:
             return
+        if failed.status in (429, 503) and (later_s := failed.retry_after_s):
+            stake.target.busy_until = now + min(later_s, MOST_BUSY_S)
         if 0 < failed.status < 500:
             self._fleet.answered(stake.target, now)
         elif failed.unreached:

@@ -1,12 +1,13 @@
 """Availability: who of those that serve is asked now?
 
 Pure: time is an argument. Between fleet.py (who is well) and policies/ (in which order): circuits
-that are open, workers that failed this very request, workers where everything waits. Open it to
-change who is left out, and what is done where nobody would be left.
+that are open, workers that failed this very request, or asked to be left alone, or where everything
+waits. Open it to change who is left out, and what is done where nobody would be left.
 
     open circuit        left out; where all are: asked again soon, and the caller is told when
     failed this request |
-    stuck               left out as long as others can serve: the last one is never refused for it
+    busy, it said       left out as long as others can serve: the last one is never refused for it
+    stuck               |
 
 One that is new, or back, is not left out: the policies give it a smaller share (Candidate.share).
 """
@@ -60,9 +61,9 @@ def available(
             found = [target for target in targets if breakers.admits(target.worker, now)]
     if without:
         found = [target for target in found if target.worker not in without] or found
-    stuck = [target for target in found if target.stuck(now, settings)]
-    if stuck and len(stuck) < len(found):
-        return [target for target in found if target not in stuck]
+    late = [t for t in found if now < t.busy_until or t.stuck(now, settings)]
+    if late and len(late) < len(found):
+        return [target for target in found if target not in late]
     return found
 
 

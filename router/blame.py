@@ -89,6 +89,12 @@ class LegFailed(Exception):
         return isinstance(self.leg, PoolFull)
 
     @property
+    def retry_after_s(self) -> float | None:
+        """The engine's own word, where it is a number of seconds."""
+        told = self.cause.retry_after or ""
+        return float(told) if told.isascii() and told.isdecimal() else None
+
+    @property
     def nobodys_fault(self) -> bool:
         """A kept connection that died on reuse, or a full pool of ours: says nothing of health."""
         return isinstance(self.leg, (Stale, PoolFull))

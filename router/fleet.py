@@ -14,11 +14,13 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Protocol
 
-from kvplane.vocabulary import Pod, Role, Shape, Stage, Worker, WorkerUp
+from kvplane.vocabulary import Generation, Pod, Role, Shape, Stage, Worker, WorkerUp
 
 from .errors import GatewayError
 from .settings import FleetSettings
 from .target import Booking, Lost, Pulse, Target, beat
+
+MOST_LIVES = 4096  # pods whose last life is remembered, for the count of restarts
 
 Sides = tuple[tuple[Target, ...], tuple[Target, ...]]  # prefills (or unified), decodes (or none)
 
@@ -43,9 +45,12 @@ class Fleet:
         self._chosen: dict[tuple[Role, str], tuple[Target, ...]] = {}  # selectable(), remembered
         self._sides: dict[str, Sides] = {}  # sides(), remembered
         self._asked: dict[str, tuple[str, int]] = {}  # asked_for(), remembered
+        self._lives: dict[Pod, Generation] = {}  # the last one of each pod, gone ones too
         self._turn = 0  # requests booked so far
         self.ramping_until = 0.0  # after this nobody is new any more
         self.waiting: Callable[[], Iterable[Waited]] = tuple  # discovery's, where there is one
+        self.on_restart: Callable[[Pod], None] = lambda pod: None  # a known pod has a new life
+        self.on_turn: Callable[[Pod, bool], None] = lambda pod, healthy: None  # its health changed
 
     # What discovery says --------------------------------------------------------------------
 
@@ -64,6 +69,7 @@ class Fleet:
             fresh = tuple(Target(Worker(worker.pod, rank), worker, pulse) for rank in ranks)
             self._pods = dict(sorted({**self._pods, worker.pod: fresh}.items()))
             self._ramp(fresh, now)
+        self._note_life(worker)
         self._changed()
 
     def down(self, pod: Pod) -> None:
@@ -85,6 +91,7 @@ class Fleet:
         if ok:
             self._ramp(targets, now)
         self._changed()
+        self.on_turn(pod, ok)
         return True
 
     def healthy(self, pod: Pod) -> bool:
@@ -228,6 +235,15 @@ class Fleet:
         if error is not None:
             raise error
         return (prefills, decodes) if prefills and decodes else (unified, ())
+
+    def _note_life(self, worker: WorkerUp) -> None:
+        if worker.generation is None:
+            return
+        if self._lives.pop(worker.pod, worker.generation) != worker.generation:
+            self.on_restart(worker.pod)
+        self._lives[worker.pod] = worker.generation
+        if len(self._lives) > MOST_LIVES:
+            del self._lives[next(iter(self._lives))]
 
     def _has(self, target: Target) -> bool:
         """Is it of a life that still serves?"""

@@ -93,6 +93,7 @@ class Gateway:
             view, fleet, self.breakers, self.settings, compatible, chance, self._blind,
             self.doubts.doubt, (chains or Chains()).chain,
         )  # fmt: skip
+        fleet.on_turn, fleet.on_restart = self._book_health, self._book_restart
         self.fit: Callable[[], Awaitable[None]] | None = None  # may the index store be relied on?
         self.shared: SharedEvidence | None = None  # where other gateways' rooms can be asked for
         sent = Sending(legs, fleet, metrics, self.clock)
@@ -162,51 +163,42 @@ class Gateway:
         client: Client,
     ) -> Choice:
         """Who serves this attempt. Where all of several circuits are open, the first that is tried
-        again is waited for, for a while: the client would have to come back then anyway."""
+        again is waited for, for a while: the client would have to come back then anyway. Where
+        nobody is left for a further attempt, the failure before is what the client should hear."""
         until = min(deadline, self.clock.now() + self.settings.retry.most_wait_s)
         while True:
+            begun = self.clock.now()
             try:
-                return self._choose(ask, prompt, guilty, before, trail)
-            except AllShut as shut:
-                if shut.alone or self.clock.now() + shut.wait_s >= until:
-                    raise
-                await self._pause(shut.wait_s, client)
-
-    def _choose(
-        self,
-        ask: Ask,
-        prompt: Prompt,
-        guilty: tuple[Worker, ...],
-        before: GatewayError | None,
-        trail: Trail,
-    ) -> Choice:
-        """Who serves this attempt. Where nobody is left for a further one, the failure before
-        is what the client should hear."""
-        begun = self.clock.now()
-        try:
-            choice = self._chooser.choose(ask, prompt, begun, guilty, trail.begin)
-        except GatewayError as error:
-            self.ledger.refuse(facts.refused(ask), trail, error)
-            raise before or error from None
+                choice = self._chooser.choose(ask, prompt, begun, guilty, trail.begin)
+                break
+            except GatewayError as error:
+                shut = error if isinstance(error, AllShut) and not error.alone else None
+                if before is not None or shut is None or begun + shut.wait_s >= until:
+                    self.ledger.refuse(facts.refused(ask), trail, error)
+                    raise before or error from None
+                wait_s = shut.wait_s
+            await self._pause(wait_s, client)
         facts.check_length(ask, prompt, facts.pair_tokens(choice))
         self.metrics.choose_s.observe(self.clock.now() - begun)
+        self._count(choice, prompt, before is None)
+        return choice
+
+    def _count(self, choice: Choice, prompt: Prompt, first: bool) -> None:
         self.metrics.knowledge.labels(choice.knowledge, self.doubts.why(choice, prompt)).inc()
-        if before is None:
+        if first:
             self.metrics.prompt_tokens.labels(choice.holder.model).inc(choice.prompt_tokens)
         if choice.prefill is None:
             self.metrics.undisaggregated.labels(choice.alone or "unified worker").inc()
-        return choice
 
     def _again(
         self, failed: LegFailed, journey: Journey, number: int, deadline: float
     ) -> Again | None:
         """May it be tried again? Counts both answers."""
-        told = failed.cause.retry_after or ""
         how = Failed(
             journey.account.without,
             failed.status or None,
             failed.started,
-            float(told) if told.isdecimal() else None,
+            failed.retry_after_s,
             others=self._chooser.others(
                 journey.ask.model, journey.account.without, self.clock.now()
             ),
@@ -260,6 +252,12 @@ class Gateway:
         self.legs.keep_only({Origin.parse(up.url) for up in self.fleet.pods()})
         self.breakers.forget(pod)
         self.loop.forget(pod)
+
+    def _book_health(self, pod: Pod, healthy: bool) -> None:
+        self.metrics.health.labels(pod, "healthy" if healthy else "unhealthy").inc()
+
+    def _book_restart(self, pod: Pod) -> None:
+        self.metrics.restarts.labels(pod).inc()
 
     def _book_cached(self, ended: Ended) -> None:
         """Predicted against actual, where both are known."""

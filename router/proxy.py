@@ -113,10 +113,8 @@ class Proxy:
         self._gateway.metrics.opened.labels(target.name).inc()
 
     def _again(self, failed: LegFailed, target: Target, number: int, left_s: float) -> Again | None:
-        told = failed.cause.retry_after or ""
         guilty = () if failed.nobodys_fault and not failed.crowded else (target.worker,)
-        later = float(told) if told.isdecimal() else None
-        how = Failed(guilty, failed.status or None, failed.started, later)
+        how = Failed(guilty, failed.status or None, failed.started, failed.retry_after_s)
         verdict = decide(how, number, self._gateway.settings.retry, self._budget, left_s)
         if isinstance(verdict, Again):
             self._gateway.metrics.retries.labels(failed.cause.code).inc()

@@ -54,6 +54,7 @@ class Target:
     waiting_requests: int = 0  # of them: those whose answer did not begin yet
     turn: int = 0  # when it was last taken, in requests of the whole fleet: who is next in turn
     fresh_since: float = LONG_AGO  # monotonic seconds since which it takes load gradually
+    busy_until: float = LONG_AGO  # it asked to be left alone until then
     signs: int = 0  # answers that began, refusals included: whatever shows that it works at all
     name: str = field(init=False)
     url: str = field(init=False)

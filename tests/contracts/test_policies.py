@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvplane.router.policies import POLICIES, Candidate, Need, Policy
@@ -74,6 +74,7 @@ keys = st.text(max_size=8)
 
 
 @every_policy
+@settings(max_examples=40)
 @given(given=candidates, tokens=sizes, key=keys, seed=st.integers())
 def test_the_order_is_a_permutation_and_the_same_each_time(
     policy: Policy, given: list[Candidate], tokens: int, key: str, seed: int
@@ -87,6 +88,7 @@ def test_the_order_is_a_permutation_and_the_same_each_time(
 
 
 @every_policy
+@settings(max_examples=40)
 @given(given=candidates, seed=st.integers(0, 999), key=keys)
 def test_the_order_does_not_depend_on_the_order_given(
     policy: Policy, given: list[Candidate], seed: int, key: str

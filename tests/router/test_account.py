@@ -162,6 +162,18 @@ def test_busy_is_neutral_and_the_next_attempt_goes_elsewhere() -> None:
     for _ in range(20):
         assert plane.fail(engine_refused(Side.DECODE, "w", 503, headers, b"full")) == (D1,)
     assert not plane.states()
+    assert [t.busy_until for t in plane.fleet.targets(Role.DECODE)] == [1.0, float("-inf")]
+    plane.fail(engine_refused(Side.DECODE, "w", 429, [*JSON, (b"retry-after", b"3600")], b"full"))
+    assert plane.fleet.targets(Role.DECODE)[0].busy_until == 30.0
+
+
+@pytest.mark.parametrize(
+    ("told", "later_s"), [("7", 7.0), ("Wed, 21 Oct", None), ("", None), ("\u0967", None)]
+)
+def test_only_seconds_are_waited_for(told: str, later_s: float | None) -> None:
+    failed = engine_refused(Side.DECODE, "w", 429, JSON, b"full")
+    failed.cause.retry_after = told
+    assert failed.retry_after_s == later_s
 
 
 def test_a_killed_prefill_is_found_though_only_decodes_complain() -> None:

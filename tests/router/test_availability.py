@@ -95,6 +95,15 @@ def test_a_worker_where_several_wait_and_nothing_happens_is_left_out_until_it_do
     assert [asked(fleet, Breakers(), now) for now in (131.0, 160.0)] == ["p1 p2", "p1 p2"]
 
 
+def test_one_that_asked_to_be_left_alone_is_while_others_serve() -> None:
+    fleet = fleet_of("p1", "p2")
+    busy = fleet.target(P1)
+    assert busy is not None
+    busy.busy_until = 5.0
+    assert [asked(fleet, Breakers(), now) for now in (4.9, 5.0)] == ["p2", "p1 p2"]
+    assert asked(fleet, shut(P2), 4.9) == "p1"
+
+
 def test_where_all_are_stuck_all_are_asked() -> None:
     fleet = fleet_of("p1", "p2")
     for worker in (P1, P2):

@@ -131,7 +131,10 @@ async def test_where_another_can_serve_nobody_waits_for_the_busy_one() -> None:
     settings = RouterSettings(prefill_policy="round_robin", retry=SOON)
     async with gatehouse(plane(u1=busy, u2=free), settings) as house:
         assert await many(house, 10) == {200: 10}
-        assert busy.asked > 0
+        asked = busy.asked
+        assert asked > 0
+        assert await many(house, 10) == {200: 10}
+        assert busy.asked == asked, "it asked to be left alone"
 
 
 async def test_a_429_that_stays_is_a_429() -> None:
@@ -224,7 +227,7 @@ async def test_decodes_that_report_a_dead_prefill_stay_and_it_is_found() -> None
         failed = answer(b'{"error":{"message":"transfer failed"}}', 500)
         return failed if body["bootstrap_port"] == 1111 else GOOD
 
-    engines = plane(p1=Engine(HANG), p2=Engine(HANG), d1=Engine(decode), d2=Engine(decode))
+    engines = plane(p1=Engine(), p2=Engine(), d1=Engine(decode), d2=Engine(decode))
     facts = {"p1": {"bootstrap_port": 1111}, "p2": {"bootstrap_port": 2222}}
     circuit = BreakerSettings(faults=5)
     settings = RouterSettings(prefill_policy="round_robin", breaker=circuit, retry=SOON)
@@ -302,7 +305,7 @@ async def test_of_all_that_wait_one_probes_and_a_failed_probe_opens_it_for_longe
 
 async def test_a_black_hole_takes_neither_the_others_nor_sockets_without_end() -> None:
     hole, fine = Engine(HANG), Engine()
-    legs = LegSettings(connections=3, waiters=3, total_s=1.0)
+    legs = LegSettings(connections=3, waiters=3, total_s=0.5)
     told = FleetSettings(stuck_requests=3, stuck_s=0.1)
     settings = RouterSettings(prefill_policy="round_robin", fleet=told, retry=SOON)
     async with gatehouse(plane(u1=hole, u2=fine), settings, legs) as house:
@@ -325,6 +328,26 @@ async def test_where_every_engine_is_full_the_rest_is_told_when_to_come_back() -
         shed = [headers for status, _, headers in answers if status == 503]
         assert len(shed) >= 6 and all(headers["retry-after"] for headers in shed)
         assert house.legs.sockets <= 2
+        await until(lambda: house.idle)
+
+
+async def test_what_is_under_way_is_not_cut_by_failed_health_checks() -> None:
+    slow, other = Engine(), Engine()
+    slow.gate.clear()
+    async with gatehouse(plane(u1=slow, u2=other), RouterSettings(retry=NEVER)) as house:
+        under_way = asyncio.create_task(ask(house))
+        await until(lambda: slow.asked + other.asked == 1)
+        if other.asked:
+            await under_way
+            under_way = asyncio.create_task(ask(house))
+            await until(lambda: slow.asked == 1)
+        for _ in range(3):
+            house.fleet.mark_health(Pod("u1"), False, house.gateway.clock.now(), "slow")
+        assert await many(house, 4) == {200: 4} and slow.asked == 1
+        assert house.count("health_changes_total", worker="u1", state="unhealthy") == 1
+        slow.gate.set()
+        assert (await under_way)[0] == 200
+        assert not house.fleet.healthy(Pod("u1")), "one sign is not enough"
         await until(lambda: house.idle)
 
 

@@ -71,6 +71,20 @@ def test_a_new_generation_begins_without_load_and_late_releases_do_not_reach_it(
     assert (fleet.targets()[0].inflight_tokens, fleet.targets()[0].inflight_requests) == (0, 0)
 
 
+def test_new_lives_of_known_pods_are_told_also_of_those_that_were_away() -> None:
+    fleet, told = Fleet(), list[str]()
+    fleet.on_restart = told.append
+    for life in ("a", "a", "b"):
+        fleet.up(up("p1", generation=Generation(life)))
+    fleet.up(up("p2", generation=None))
+    fleet.down(Pod("p1"))
+    fleet.up(up("p1", generation=Generation("b")))
+    assert told == ["p1"]
+    fleet.down(Pod("p1"))
+    fleet.up(up("p1", generation=Generation("c")))
+    assert told == ["p1", "p1"]
+
+
 def test_booking_a_worker_that_left_says_so() -> None:
     with pytest.raises(KeyError, match="left the fleet"):
         Fleet().book(Worker(Pod("p1")), 1)
@@ -250,9 +264,11 @@ def test_two_changes_of_health_are_never_closer_than_their_rows(signs: str) -> N
 
 
 def test_mark_health_says_when_it_changed_and_keeps_the_reason() -> None:
-    fleet = fleet_of(up("p1"))
+    fleet, told = fleet_of(up("p1")), list[tuple[str, bool]]()
+    fleet.on_turn = lambda pod, healthy: told.append((pod, healthy))
     said = [fleet.mark_health(Pod("p1"), False, at, "timeout") for at in (1.0, 2.0, 3.0, 4.0)]
     assert said == [False, False, True, False]
+    assert told == [("p1", False)]
     pulse = fleet.targets()[0].pulse
     assert (pulse.reason, pulse.since) == ("timeout", 3.0)
     assert not fleet.mark_health(Pod("gone"), False, 1.0)
