@@ -182,6 +182,19 @@ def test_every_file_that_is_mounted_is_there_and_grafana_finds_its_dashboards() 
     assert "http://prometheus:9090" in source.read_text()
 
 
+def test_no_panel_of_the_dashboard_lies_on_another() -> None:
+    (path,) = (DEPLOY / "grafana" / "dashboards").glob("*.json")
+    panels = json.loads(path.read_text())["panels"]
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    taken: set[tuple[int, int]] = set()
+    for panel in panels:
+        at = panel["gridPos"]
+        assert at["x"] + at["w"] <= 24, panel["title"]
+        cells = {(at["x"] + x, at["y"] + y) for x in range(at["w"]) for y in range(at["h"])}
+        assert not cells & taken, panel["title"]
+        taken |= cells
+
+
 def test_every_alert_leads_to_its_own_section_of_the_guide() -> None:
     rules = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())
     for rule in (rule for group in rules["groups"] for rule in group["rules"]):
