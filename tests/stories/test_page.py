@@ -200,6 +200,7 @@ async def test_a_room_that_is_not_known_is_said_so(stage: Stage) -> None:
 async def test_nothing_keeps_anybody_out_of_it(stage: Stage, look: str) -> None:
     """By axe: names, roles, contrast; by day, by night, on a phone; the sheet of a room, too."""
     width, height, dark = LOOKS[look]
+    await stage.chat()
     page = await stage.drawn()
     await page.look(width, height, dark)
     await page.js("document.querySelector('#ask-text').focus()")
