@@ -37,7 +37,7 @@ def splice(
     if not add:
         return raw
     end = raw.rindex(b"}")
-    members = b",".join(b'"%s":%s' % (name.encode(), value) for name, value in add)
+    members = b",".join([b'"%s":%s' % (name.encode(), value) for name, value in add])
     comma = b"," if len(body) > len(dropped) else b""
     return b"".join((raw[:end], comma, members, raw[end:]))
 

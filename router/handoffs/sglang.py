@@ -84,7 +84,7 @@ class Sglang:
         One of ours is new with each attempt, or the abort of one would end the next. SGLang numbers
         the prompts of a list, and names samples anew: those end with their connection only.
         """
-        given, several = ask.body.get("rid"), ask.batched or ask.samples > 1
+        given = ask.body.get("rid")
         member: Members = []
         if given is None:
             given = name_of(bindings[0])
@@ -92,8 +92,9 @@ class Sglang:
         if ask.samples > 1 and not unrolled:
             return member, ()
         if isinstance(given, str):
-            each = tuple(f"{given}_{at}" for at in range(len(bindings)))
-            return member, each if several else (given,)
+            if not ask.batched and ask.samples == 1:
+                return member, (given,)
+            return member, tuple(f"{given}_{at}" for at in range(len(bindings)))
         told = given if isinstance(given, list) else []
         return member, tuple(one for one in told if isinstance(one, str))
 
@@ -144,6 +145,8 @@ def name_of(binding: Binding) -> str:
 
 def ranks(pair: Binding, seats: Seats) -> tuple[Members, Members]:
     """Members that pin the dp ranks, for prefill and for decode."""
+    if seats.prefill_dp == seats.decode_dp == 1:
+        return [], []
     prefill, decode = _json(pair.prefill.dp_rank), _json(pair.decode.dp_rank)
     pinned = [("disagg_prefill_dp_rank", prefill)] * (seats.prefill_dp > 1)
     return (

@@ -52,8 +52,10 @@ def refusal(ask: Ask) -> GatewayError | None:
 
 def unrolled(ask: Ask) -> Members:
     """Members that take the place of the client's; none where there is one sample."""
+    if ask.samples == 1:
+        return []
     name = next((one for one in PROMPTS if ask.body.get(one) is not None), "")
-    if ask.samples == 1 or not name:
+    if not name:
         return []
     table = _TABLE.decode(ask.raw)
     prompts = _LIST.decode(table[name]) if ask.batched else [table[name]]
