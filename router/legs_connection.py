@@ -124,6 +124,19 @@ class Connection(asyncio.Protocol):
             self._fail(Malformed, f"{exchange.received_bytes} bytes and still no end of the head")
         elif self._silent_bytes > self._settings.head_bytes:
             self._fail(Malformed, f"{self._silent_bytes} bytes of framing without an end")
+        elif self._in_body:
+            exchange.stir()
+            if exchange.calm and not exchange.paused:
+                self._breathe()
+
+    def _breathe(self) -> None:
+        """Nobody looks at this answer before it is whole: it is read a few times, not a hundred."""
+        self.pause()
+        asyncio.get_running_loop().call_later(self._settings.breath_s, self._read_on)
+
+    def _read_on(self) -> None:
+        if self._exchange is None or not self._exchange.paused:
+            self.resume()
 
     def eof_received(self) -> bool | None:
         return None  # the transport closes itself; connection_lost follows

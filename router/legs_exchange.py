@@ -187,8 +187,6 @@ class Exchange:
 
     def got_body(self, data: bytes) -> None:
         """Body bytes; asks the connection to pause where nobody drains them."""
-        if self.tap is not None and not self._chunks and self.tap(data):
-            return
         self._chunks.append(data)
         self._buffered_bytes += len(data)
         if self._buffered_bytes >= self._settings.pause_bytes and not self.paused:
@@ -196,8 +194,18 @@ class Exchange:
             if self.line is not None:
                 self.line.pause()
             self.bell.ring()
-        elif not self.calm:
-            self.bell.ring()
+
+    def stir(self) -> None:
+        """All that one read brought is here, and more will come."""
+        if not self._chunks or self.calm:
+            return
+        if self.tap is not None and not self.paused:
+            held = self._chunks
+            if self.tap(held[0] if len(held) == 1 else b"".join(held)):
+                held.clear()
+                self._buffered_bytes = 0
+                return
+        self.bell.ring()
 
     def moved(self, size: int, now: float) -> None:
         """Bytes of the answer came, framing included."""

@@ -11,7 +11,7 @@ change how an answer is framed.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
@@ -50,14 +50,14 @@ def answer(one: HttpToolsProtocol, status: int, headers: Headers, data: bytes, m
     return True
 
 
-def put(one: HttpToolsProtocol, data: bytes) -> bool:
+def put(one: HttpToolsProtocol, write: Callable[[bytes], None], data: bytes) -> bool:
     """A part of a chunked answer that began. False where nothing was done."""
     cycle = one.cycle
     if one.flow.write_paused or cycle.disconnected or not cycle.chunked_encoding:
         return False
     if not cycle.response_started or cycle.response_complete:
         return False
-    one.transport.write(_chunk(data))
+    write(_chunk(data))
     return True
 
 

@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 MOST_BYTES = 64 * 1024
 HEAD_S = 10.0  # for a head to arrive whole, counted from its first byte or from the connection
 MOST_AHEAD = 256  # requests sent before the answer to an earlier one; real clients send none
+MOST_UNREAD = 1024 * 1024  # of a body, before no more is read until the app took it
 STALL_S = 120.0  # a client that takes not a byte of what waits for it this long is let go
 LEAVE = "kvplane.leave"  # a task that waits for this would cost a tenth of a small request
 WHOLE, ANSWER, PUT = "kvplane.whole", "kvplane.answer", "kvplane.put"
@@ -109,7 +110,7 @@ class Connection(Declining):
 
     def put(self, data: bytes) -> bool:
         """See answering.py."""
-        return put(self, data)
+        return put(self, self._writer.write_now, data)
 
     def on_leave(self, call: Callable[[], None]) -> None:
         """Call when the client leaves before its answer ended; now, where it has left. For the
@@ -132,8 +133,14 @@ class Connection(Declining):
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
-        self._quiet = 0
-        super().on_body(body)
+        """As uvicorn's, which stops reading at 64 KiB: once for each read of a large body."""
+        self._quiet, cycle = 0, self.cycle
+        if cycle.response_complete:
+            return
+        cycle.body += body
+        if len(cycle.body) > MOST_UNREAD:
+            self.flow.pause_reading()
+        cycle.message_event.set()
 
     def on_message_complete(self) -> None:
         self._quiet, self._within = 0, False

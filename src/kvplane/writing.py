@@ -49,6 +49,14 @@ class Writer:
         if self._size >= JOINED:
             self.flush()
 
+    def write_now(self, data: bytes) -> None:
+        """What follows comes later than this turn: at once, behind what is held."""
+        if self._held:
+            self.write(data)
+            self.flush()
+        elif not self.deaf:
+            self._inner.write(data)
+
     def is_closing(self) -> bool:
         """Has the last word been said?"""
         return self.deaf or self._inner.is_closing()
