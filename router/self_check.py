@@ -198,8 +198,8 @@ class SelfCheck:
                 self._prompts.distrust(up.model, kind, up.pod, found is not None)
         before = state.outcome, state.reason
         state.outcome, state.reason = _outcome(up.pod, state.wrong, kinds, unable)
-        well = state.outcome == "equal" and not state.wrong
-        wait = self._settings.interval_s if well else self._settings.again_s
+        soon = state.outcome == "differs"
+        wait = self._settings.again_s if soon else self._settings.interval_s
         state.due = self._clock.now() + wait
         self.counted[state.outcome] += 1
         self._mark()

@@ -79,8 +79,8 @@ class SourceSettings:
 class SelfCheckSettings:
     """How our tokens are compared with those of each engine."""
 
-    interval_s: float = 30.0  # between two comparisons that went well
-    again_s: float = 5.0  # after one that did not, so that a repair is soon seen
+    interval_s: float = 30.0  # between two comparisons
+    again_s: float = 5.0  # after one that differed, so that a repair is soon seen
     deadline_s: float = 5.0  # a whole comparison: a few short prompts
     together: int = 8  # workers compared at once
     tick_s: float = 0.25  # between two looks at who is due; also how soon a newcomer is compared
