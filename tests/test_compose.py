@@ -197,6 +197,8 @@ def test_no_panel_of_the_dashboard_lies_on_another() -> None:
 
 def test_every_alert_leads_to_its_own_section_of_the_guide() -> None:
     rules = yaml.safe_load((DEPLOY / "prometheus" / "alerts.yml").read_text())
+    named = [rule["alert"] for group in rules["groups"] for rule in group["rules"]]
+    assert len(set(named)) == len(named)
     for rule in (rule for group in rules["groups"] for rule in group["rules"]):
         path, anchor = rule["annotations"]["runbook"].split("#")
         assert anchor == rule["alert"].lower()
