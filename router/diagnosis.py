@@ -13,7 +13,7 @@ nothing where nothing is wrong.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from kvplane.bootstrap import compatible
@@ -29,6 +29,7 @@ from .meeting import Meeting
 from .patterns import patterns
 from .verdicts import Verdict
 
+DOWN = ("connection-refused", "unhealthy")
 RECENT_S = 300.0  # evidence that is older says nothing about now
 MOST_ATTEMPTS = 2000  # of those, the newest
 
@@ -55,7 +56,8 @@ class Scene:
 
 def findings(scene: Scene) -> list[Finding]:
     """Everything that is wrong; what blocks comes first."""
-    return ordered(_once([*_standing(scene), *_happened(scene)]))
+    standing = list(_standing(scene))
+    return ordered(_once(_followed(standing, list(_happened(scene)))))
 
 
 def report(scene: Scene) -> dict[str, Any]:
@@ -93,6 +95,17 @@ def _happened(scene: Scene) -> Iterable[Finding]:
 
 def _last(meeting: Meeting, now: float) -> float:
     return now if meeting.ended is None else meeting.ended
+
+
+def _followed(standing: Sequence[Finding], happened: Sequence[Finding]) -> Iterable[Finding]:
+    """Whatever failed at a worker that is dead or ill is one thing with that."""
+    down = {one.culprit for one in standing if one.rule in DOWN}
+    for one in standing:
+        same = [other for other in happened if one.rule in DOWN and other.culprit == one.culprit]
+        rooms = tuple(room for other in same for room in other.rooms)
+        count = sum(other.count for other in same) or one.count
+        yield replace(one, rooms=rooms, count=count) if same else one
+    yield from (one for one in happened if one.culprit not in down)
 
 
 def _once(found: Iterable[Finding]) -> list[Finding]:

@@ -20,7 +20,9 @@ from .fleet import Fleet
 from .meeting import ORDER, Meeting
 from .plans import REASONS, Reason
 
-GIVEN_UP = ("cancelled while waiting", "its request was cancelled")  # we, or the peer, ended it
+GIVEN_UP = (  # we, or the peer, ended it
+    "cancelled while waiting", "its request was cancelled", "the decode gave up",
+)  # fmt: skip
 NOBODY = "connection refused"  # at the address that a directory told
 MISSING = (
     "--tokenizer PATH, or tokenizer of the [[workers]] tables, for model {model!r}; or engines "
@@ -197,6 +199,8 @@ def _rule(record: StageRecord) -> str:
     stage, detail = record.stage, record.detail.lower()
     if "does not fit" in detail:
         return "shapes-differ"
+    if "no bootstrap server" in detail:
+        return "directory-away"
     if stage is Stage.REGISTER or "not fully registered" in detail:
         return "ranks-missing"
     if stage is Stage.CONNECT and (NOBODY in detail or "generation" in detail):

@@ -292,6 +292,18 @@ def test_a_rank_that_is_refused_with_its_prefill_is_a_refused_connection() -> No
     assert (one.rule, one.culprit) == ("connection-refused", "p1")
 
 
+def test_what_failed_at_a_worker_that_is_down_is_one_thing_with_that() -> None:
+    fleet = plane()
+    for _ in range(3):
+        fleet.mark_health(Pod("p1"), False, 0.0, "Cannot connect to host")
+    gone = broken(Stage.RESOLVE_TOPOLOGY, "no bootstrap server at h:8998: connection refused")
+    (one,) = found = said(gone, fleet=fleet)
+    assert only(found) == ("connection-refused", Stage.CONNECT, "p1", True)
+    assert one.rooms == ("71",) and one.sentence.startswith("prefill p1 is unhealthy")
+    (one,) = said(gone)
+    assert (one.rule, one.stage) == ("directory-away", Stage.RESOLVE_TOPOLOGY)
+
+
 def test_the_first_failed_stage_is_the_one() -> None:
     made = broken(Stage.CONSUME, "b")
     made.error = {}
