@@ -57,10 +57,10 @@ class Exchange:
     """One leg. Whoever began it ends it: reads it to its end or calls `abort()` in `finally`."""
 
     __slots__ = (
-        "_begun", "_buffered_bytes", "_chunks", "_moved", "_settings", "_since", "bell",
-        "body_out", "calm", "complete", "error", "head_out", "headers", "line", "on_over",
-        "origin", "patient", "paused", "phase", "received_bytes", "reused", "status", "tap",
-        "waits",
+        "_begun", "_chunks", "_moved", "_settings", "_since", "bell", "body_out",
+        "buffered_bytes", "calm", "complete", "error", "head_out", "headers", "line", "on_over",
+        "origin", "over", "patient", "paused", "phase", "received_bytes", "reused", "status",
+        "tap", "waits",
     )  # fmt: skip
 
     def __init__(
@@ -74,6 +74,7 @@ class Exchange:
         self.headers: list[tuple[bytes, bytes]] = []  # names in lower case
         self.error: LegError | None = None
         self.complete = False
+        self.over = False  # complete or failed: nothing more will come
         self.paused = False
         self.received_bytes = 0
         self.reused = False
@@ -81,22 +82,12 @@ class Exchange:
         self.on_over: Callable[[Exchange], None] | None = None  # the pool lets go of it
         self._settings = settings
         self._chunks: deque[bytes] = deque()
-        self._buffered_bytes = 0
+        self.buffered_bytes = 0  # of the body, that came and were not taken
         self.calm = False  # nobody need look before it is over, refused, or holds too much
         self.tap: Callable[[bytes], bool] | None = None  # may take a part as it comes
         self.patient = False  # its head comes with its end: no deadline but the whole leg's
         self.waits = False  # all connections are taken: it has none to be made either
         self._begun = self._since = self._moved = 0.0  # by the pool's clock
-
-    @property
-    def over(self) -> bool:
-        """Nothing more will come."""
-        return self.complete or self.error is not None
-
-    @property
-    def buffered_bytes(self) -> int:
-        """Body bytes that came and were not taken."""
-        return self._buffered_bytes
 
     def header(self, name: bytes) -> bytes:
         """First value of a header, b"" where absent."""
@@ -113,7 +104,7 @@ class Exchange:
             return b""
         data = self._chunks.popleft() if len(self._chunks) == 1 else b"".join(self._chunks)
         self._chunks.clear()
-        self._buffered_bytes = 0
+        self.buffered_bytes = 0
         if self.paused:
             self.paused = False
             if self.line is not None:
@@ -160,7 +151,7 @@ class Exchange:
     def abort(self) -> None:
         """Give the leg up now: its connection is closed, nothing is kept. Idempotent."""
         self._chunks.clear()
-        self._buffered_bytes = 0
+        self.buffered_bytes = 0
         if not self.over:
             self.fail(Aborted, "aborted by the gateway")
 
@@ -188,8 +179,8 @@ class Exchange:
     def got_body(self, data: bytes) -> None:
         """Body bytes; asks the connection to pause where nobody drains them."""
         self._chunks.append(data)
-        self._buffered_bytes += len(data)
-        if self._buffered_bytes >= self._settings.pause_bytes and not self.paused:
+        self.buffered_bytes += len(data)
+        if self.buffered_bytes >= self._settings.pause_bytes and not self.paused:
             self.paused = True
             if self.line is not None:
                 self.line.pause()
@@ -203,7 +194,7 @@ class Exchange:
             held = self._chunks
             if self.tap(held[0] if len(held) == 1 else b"".join(held)):
                 held.clear()
-                self._buffered_bytes = 0
+                self.buffered_bytes = 0
                 return
         self.bell.ring()
 
@@ -217,7 +208,7 @@ class Exchange:
     def finish(self) -> None:
         """The answer is complete; what is buffered may still be read."""
         if not self.over:
-            self.complete = True
+            self.complete = self.over = True
             self.line = None
             self._let_go()
 
@@ -225,6 +216,7 @@ class Exchange:
         """End the leg with an error. Idempotent; the first error stays."""
         if self.over:
             return
+        self.over = True
         self.error = kind(str(self.origin), self.phase, detail, self.received_bytes, self.reused)
         line, self.line = self.line, None
         if line is not None:

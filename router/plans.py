@@ -45,7 +45,12 @@ REASONS: dict[str, str] = {  # of a Prompt without tokens, as x-kvplane-reason s
 Kind = Literal["text", "chat", "tools", "parts"]
 SHOWN = ("documents", "reasoning_effort")  # members that may reach a template
 TEXT_PARTS = ("text", "input_text", "output_text")
-MEDIA = ("image_data", "video_data", "audio_data", "multi_modal_data", "mm_processor_kwargs")
+MEDIA = frozenset(
+    {"image_data", "video_data", "audio_data", "multi_modal_data", "mm_processor_kwargs"}
+)
+UNSEEN = frozenset(
+    {"chat_template", "continue_final_message", "input_ids"}
+)  # of a chat: only the engine knows
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -117,7 +122,7 @@ def plan(path: str, body: Body) -> Plan:
     made = PLANS.get(path)
     if made is None:
         return Plan(reason="unsupported_route")
-    if any(body.get(name) for name in MEDIA):
+    if not MEDIA.isdisjoint(body) and any(body.get(name) for name in MEDIA):
         return Plan(reason="multimodal")
     return made(body)
 
@@ -128,7 +133,7 @@ def _chat(body: Body) -> Plan:
         raise BadPrompt("messages", messages, "a list of at least one message")
     if not all(isinstance(message, dict) for message in messages):
         raise BadPrompt("messages", messages, "a list of objects")
-    if any(body.get(name) for name in ("chat_template", "continue_final_message", "input_ids")):
+    if not UNSEEN.isdisjoint(body) and any(body.get(name) for name in UNSEEN):
         return Plan(reason="unsupported_member")
     if any(map(_has_media, messages)):
         return Plan(reason="multimodal")
@@ -208,6 +213,9 @@ def _chars(messages: list[Body] | None) -> int:
     found = 0
     for message in messages or ():
         content = message.get("content")
+        if isinstance(content, str):
+            found += len(content)
+            continue
         parts = content if isinstance(content, list) else [content]
         texts = (part.get("text") if isinstance(part, dict) else part for part in parts)
         found += sum(len(text) for text in texts if isinstance(text, str))

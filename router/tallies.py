@@ -58,10 +58,11 @@ class _Family(Collector, Generic[One]):
     """What has one name, by its labels."""
 
     def __init__(self, name: str, text: str, names: Sequence[str], make: Callable[[], One]) -> None:
-        self._name, self._text, self._names, self._make = name, text, tuple(names), make
+        self._name, self._text, self._names = name, text, tuple(names)
+        self._make: Callable[[], One] = make
         self._shown: dict[tuple[str, ...], One] = {}
         self._given: dict[tuple[object, ...], One] = {}  # the same, by the objects given as labels
-        self.bare = self.labels() if not names else None
+        self.bare: One | None = self.labels() if not names else None
 
     def labels(self, *values: object) -> One:
         """The one with these label values; made at first use. An enum and its text are the same."""
