@@ -83,7 +83,8 @@ async def half(running: Plane, chance: random.Random, aborts: int) -> Counter[st
     async def client() -> None:
         nonlocal left
         while left > 0:
-            left -= await leave(running.url, chance, seen)
+            gave_up = await leave(running.url, chance, seen)
+            left -= gave_up
 
     await asyncio.gather(*(client() for _ in range(CLIENTS)))
     return seen
