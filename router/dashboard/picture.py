@@ -134,7 +134,6 @@ def request(meeting: Meeting) -> Json:
         "duration_s": meeting.duration_s,
         "code": error.get("code"),
         "stage": error.get("stage"),
-        "message": error.get("message"),
     }
 
 

@@ -30,6 +30,7 @@ CHAT = [{"role": "user", "content": QUESTION}]
 LOOKS = {"light": (1360, 900, False), "dark": (1360, 900, True), "narrow": (390, 844, False)}
 FRESH = "document.querySelector('#main').dataset.fresh === 'yes'"
 SERVING = "document.querySelectorAll('[data-worker][data-state=serving]').length === 3"
+ROOM_LINK = "a[href^=\\'#room-\\']"  # as it stands in a text of JavaScript
 # Of each line of the answer: whose it is, cells that are held, cells.
 HELD = """[...document.querySelectorAll('#answer .held li')].map(line => [line.dataset.worker,
     line.querySelectorAll('.strip i.on').length, line.querySelectorAll('.strip i').length])"""
@@ -194,6 +195,24 @@ async def test_the_waterfall_of_a_failed_room_shows_the_stage_that_failed(stage:
 async def test_a_room_that_is_not_known_is_said_so(stage: Stage) -> None:
     page = await stage.drawn("#room-42")
     await page.until("document.querySelector('#room .fault')?.innerText.includes('not known')")
+
+
+async def test_it_is_used_by_keyboard_alone(stage: Stage) -> None:
+    await stage.chat()
+    page = await stage.drawn()
+    await page.press("Tab", 9)
+    assert await page.js("document.activeElement.className") == "skip"
+    await page.press("Enter", 13, "\r")
+    await page.until("document.activeElement.id === 'fleet'")
+    for _ in range(20):  # on to the newest request, whatever lies between
+        await page.press("Tab", 9)
+        if await page.js(f"document.activeElement.matches('{ROOM_LINK}')"):
+            break
+    await page.press("Enter", 13, "\r")
+    await page.until("document.querySelector('#room').open && document.querySelector('.waterfall')")
+    assert await page.js("document.activeElement.closest('dialog')?.id") == "room"
+    await page.press("Escape", 27)
+    await page.until(f"document.activeElement.matches('{ROOM_LINK}')")  # back where one was
 
 
 @pytest.mark.parametrize("look", LOOKS)
