@@ -14,6 +14,7 @@ from kvplane.vocabulary import Binding, Epoch, Knowledge
 from .blame import Side
 from .choice import Choice
 from .errors import GatewayError
+from .handoffs import HANDOFFS, way
 from .meeting import Meeting
 from .plans import Prompt
 from .request import Ask
@@ -88,11 +89,12 @@ def _rooms(bindings: Sequence[Binding]) -> HeaderList:
 
 def meeting(ask: Ask, choice: Choice, bindings: Sequence[Binding], number: int) -> Meeting:
     """The ledger's line of one attempt."""
-    triple = bindings[0].triple if bindings else None
-    prefill = None
+    triple, prefill = None, None
     both: tuple[Target, ...] = (choice.decode,)
     if choice.prefill is not None:
         prefill, both = _side(choice.prefill, choice.prefill_epoch), (choice.decode, choice.prefill)
+        if bindings and HANDOFFS[way(choice.prefill.up)].directory:  # else nobody looks there
+            triple = bindings[0].triple
     return Meeting(
         request_id=ask.request_id,
         attempt=number,
