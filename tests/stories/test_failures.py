@@ -91,6 +91,7 @@ async def test_prefills_that_fail_are_told_at_once_and_each_decode_is_told_once(
 ) -> None:
     """Decodes wait for a cache that never comes: they are not waited for."""
     prefills, _ = await four(home, "--retry-max-retries", "2")
+    await asyncio.gather(*(home.generate(PROMPT) for _ in range(4)))  # connections are there
     for prefill in prefills:
         await home.fault(prefill, stage="register", kind="error", count=99)
     found = await home.generate(PROMPT)
