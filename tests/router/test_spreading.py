@@ -15,12 +15,13 @@ from kit.peer import Call, Script, answer
 from kit.wait import until
 
 from kvplane.index import chain
-from kvplane.router.settings import FleetSettings, RetrySettings, RouterSettings
+from kvplane.router.settings import DriftSettings, FleetSettings, RetrySettings, RouterSettings
 from kvplane.vocabulary import Epoch, Knowledge, Known, Namespace, Pod, Stored, Tier, Worker
 
 NAMES = [f"u{number}" for number in range(1, 9)]
 GOOD = answer(b'{"usage":{"prompt_tokens":9}}')
-ONCE = RouterSettings(retry=RetrySettings(retries=0))
+QUIET = DriftSettings(silent_s=3600.0)  # what these engines store comes by no stream
+ONCE = RouterSettings(retry=RetrySettings(retries=0), drift=QUIET)
 
 
 class Engines:
