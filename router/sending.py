@@ -11,9 +11,12 @@ either end of an attempt; handoffs/ say what is written. Open it to change what 
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -42,6 +45,7 @@ from .target import Target
 from .usage import Usage
 
 MOST_ABORTS = 64  # names of one request that are called off; the rest ends with its connection
+NAME_FREE_S = 0.5  # a name being called off is waited for; engines answer in milliseconds
 CLEAN_UP_S = 30.0  # a fetch of blocks and one token; Nixl's lease is as long
 UNSENT = LegSettings()  # of a leg that waits for prefill: no deadline runs
 
@@ -103,6 +107,7 @@ class Sending:
     def __init__(self, legs: Legs, fleet: Fleet, metrics: RouterMetrics, clock: Clock) -> None:
         self._legs, self._fleet = legs, fleet
         self._errands, self._ids = Errands(legs), PrefillIds(legs, clock)
+        self._ending: dict[tuple[str, Side], asyncio.Future[None]] = {}  # names being called off
         lost = metrics.undisaggregated
         self.handovers = Handovers(
             self._errands, metrics.registry, lambda why: lost.labels(why).inc(), clock.now
@@ -119,6 +124,8 @@ class Sending:
         size = prefill.up.dp_size if prefill is not None else 1
         seats = Seats(size, decode.up.dp_size, decode.worker.dp_rank, engine_id)
         bodies = how.write(ask, bindings, seats)
+        if self._ending:
+            await self._free(bodies.rids)
         lines = b"x-request-id: %s\r\n%s" % (ask.request_id.encode(), shared_lines(ask))
         if bodies.decode is None:
             first = Exchange(Origin.parse(decode.url), b"", b"", UNSENT, bell)
@@ -155,6 +162,16 @@ class Sending:
 
     # -- in order of use
 
+    async def _free(self, rids: Sequence[str]) -> None:
+        """A name that the client gave is used again only when its engines heard that it ended, or
+        the abort of one attempt would end the next."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(NAME_FREE_S):
+                for rid in rids:
+                    for side in Side:
+                        if (heard := self._ending.get((rid, side))) is not None:
+                            await asyncio.shield(heard)
+
     def _leg(
         self, ask: Ask, target: Target, lines: bytes, more: Headers, body: bytes, bell: Bell
     ) -> Exchange:
@@ -187,17 +204,25 @@ class Sending:
         if not sent.bodies.rids:
             self.handovers.aborted(side, "closed")
             return
-        lines = shared_lines(sent.ask)
-
-        def told(status: int, body: bytes) -> None:
-            outcome = "told" if status == 200 else "refused" if status else "unheard"
-            self.handovers.aborted(side, outcome)
-
+        lines, url = shared_lines(sent.ask), sent.target(side).url
         for rid in sent.bodies.rids[:MOST_ABORTS]:
+            heard = self._ending[rid, side] = asyncio.get_running_loop().create_future()
             body = msgspec.json.encode({"rid": rid})
-            url = sent.target(side).url
+            told = partial(self._told, (rid, side), heard)
             if not self._errands.run(url, "/abort_request", lines, body, then=told):
+                del self._ending[rid, side]
                 self.handovers.aborted(side, "dropped")
+
+    def _told(
+        self, name: tuple[str, Side], heard: asyncio.Future[None], status: int, body: bytes
+    ) -> None:
+        """An engine heard that a name of ours is given up, or did not."""
+        if self._ending.get(name) is heard:
+            del self._ending[name]
+        if not heard.done():
+            heard.set_result(None)
+        outcome = "told" if status == 200 else "refused" if status else "unheard"
+        self.handovers.aborted(name[1], outcome)
 
     def _clean_up(self, sent: Sent) -> None:
         """Blocks wait at the prefill for a decode that never came: one fetches them, with one

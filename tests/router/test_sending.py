@@ -292,6 +292,32 @@ async def test_a_client_that_leaves_ends_both_by_their_exact_name(given: str | N
         await until(lambda: house.idle)
 
 
+async def test_a_name_of_the_client_is_used_again_only_when_it_was_ended() -> None:
+    """Else the abort of the first attempt could end the second."""
+    seen: list[str] = []
+
+    async def decode(call: Call) -> None:
+        while request := await call.request():
+            if request.startswith(b"POST /abort_request "):
+                await asyncio.sleep(0.1)
+                seen.append("ended")
+                await call.send(answer(b""))
+            elif "asked" not in seen:
+                seen.append("asked")
+                await call.closed()
+            else:
+                seen.append("asked")
+                await call.send(answer(b'{"text":"t"}'))
+
+    prefill = replies(answer(b"{}", 500), answer(b"{}"))
+    async with gatehouse({"p1": prefill, "d1": decode}, TWICE_MORE) as house:
+        status, raw, _ = await house.post("/generate", {"text": "a", "rid": "mine"})
+        assert (status, raw) == (200, b'{"text":"t"}')
+        assert seen == ["asked", "ended", "asked"]
+        await until(lambda: house.idle)
+        assert house.gateway._means.sending._ending == {}
+
+
 async def test_each_prompt_of_a_list_is_ended_by_the_name_sglang_gives_it() -> None:
     async with gatehouse({"p1": FAILS["500"][0], "d1": hang}, ONCE) as house:
         await house.post("/generate", {"text": ["a", "b"]})
