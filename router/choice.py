@@ -30,6 +30,7 @@ from .settings import RouterSettings
 from .target import Target
 
 WORSE = list(Knowledge)  # worst last
+BYTES_PER_TOKEN = 4  # of a body, where its tokens are not known
 ASSUMED_BLOCK = 256  # tokens, where nobody tells a block size; few engines have larger ones
 
 
@@ -134,7 +135,7 @@ class Chooser:
         begin(Stage.POLICY_INPUT)
         ranked = self._ranker.rank(ask.model, prompt, tried)
         begin(Stage.PAIR)
-        need = Need(prompt.total, _key(ask), self._chance)
+        need = Need(prompt.total or len(ask.raw) // BYTES_PER_TOKEN, _key(ask), self._chance)
         settings, ramping = self._fleet.settings, now < self._fleet.ramping_until
         first = candidates(tried, ranked.depths, settings, now, ramping)
         ordered = POLICIES[self._settings.prefill_policy](first, need)

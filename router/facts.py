@@ -12,7 +12,7 @@ from typing import Any
 from kvplane.vocabulary import Binding, Epoch, Knowledge
 
 from .blame import Side
-from .choice import Choice
+from .choice import BYTES_PER_TOKEN, Choice
 from .errors import GatewayError
 from .handoffs import HANDOFFS, way
 from .meeting import Meeting
@@ -26,7 +26,6 @@ CHARS_PER_TOKEN = 32  # no text worth tokenising has more on average
 TELLING = frozenset({"kvplane"})  # engines that have GET /rooms/{room}
 TRACEPARENT_BYTES = 256  # of version 00: 55
 MOST_SHOWN = 128  # rooms in a header: 2.5 kB, which every client and proxy takes; 4096 are 81 kB
-BYTES_PER_TOKEN = 4  # of a body, where its tokens are not known
 
 HeaderList = list[tuple[bytes, bytes]]
 

@@ -17,8 +17,9 @@ import msgspec
 
 from kvplane.vocabulary import Role
 
+from .choice import BYTES_PER_TOKEN
 from .errors import GatewayError, invalid
-from .facts import ANSWER_TOKENS, BYTES_PER_TOKEN
+from .facts import ANSWER_TOKENS
 from .handoffs import reserved
 from .splice import splice
 from .tenants import apart

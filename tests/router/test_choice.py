@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import pytest
 from kvplane.index import View, chain
 from kvplane.router import facts
 from kvplane.router.availability import AllShut
+from kvplane.router.blame import Side
 from kvplane.router.breaker import Breakers, Outcome
 from kvplane.router.choice import Choice, Chooser
 from kvplane.router.errors import GatewayError
@@ -241,6 +243,20 @@ def test_an_open_circuit_is_passed_by_and_where_all_are_the_first_is_tried_soon(
         house.choose()
     assert (caught.value.status, caught.value.retry_after, caught.value.alone) == (503, "1", False)
     assert house.choose(now=1.0).holder.worker in (P1, P2)
+
+
+def test_one_that_is_new_is_not_flooded_though_nobody_knows_the_tokens() -> None:
+    """40 requests at once; the same whether their tokens are known or guessed by their length."""
+    for prompt in (Prompt(None, "slow"), Prompt((TOKENS,))):
+        house = House()
+        house.fleet.up(WorkerUp(Pod("p3"), "http://p3:1", Role.PREFILL, model="tiny"), 100.0)
+        ask = parse("/generate", json.dumps({"text": "x" * 400}).encode(), "id")
+        taken = Counter[str]()
+        for _ in range(40):
+            choice = house.chooser.choose(ask, prompt, 100.0)
+            taken[choice.holder.name] += 1
+            house.fleet.book(choice.holder.worker, facts.load_tokens(ask, choice, Side.PREFILL))
+        assert 1 <= taken["p3"] <= 4 and min(taken["p1"], taken["p2"]) >= 16, taken
 
 
 def test_two_that_failed_together_too_often_meet_others_where_there_are_some() -> None:
