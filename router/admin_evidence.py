@@ -24,44 +24,9 @@ ROOM = re.compile(r"[0-9]+")
 
 def evidence_routes(gateway: Gateway, desk: Discovered | None) -> APIRouter:
     """The routes."""
-    router, ledger = APIRouter(tags=["evidence"]), gateway.ledger
-
-    @router.get("/rooms")
-    async def rooms(
-        limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100, failed: bool | None = None
-    ) -> dict[str, Any]:
-        """The newest rooms, newest first; `failed=true` for those that failed only."""
-        return {"rooms": ledger.rooms(limit, failed)}
-
-    @router.get("/rooms/{room}")
-    async def room(room: str) -> dict[str, Any]:
-        """What happened in one room, or is happening. Asks its engines what they saw."""
-        number = _room(room)
-        found = await ledger.settled(number, SETTLE_S)
-        if found is None and gateway.shared is not None:
-            found = await gateway.shared.room(number)
-        if found is None:
-            raise GatewayError("not_found", f"room {room} is not known, or no longer", "room")
-        return found
-
-    @router.get("/requests")
-    async def requests(
-        limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100, failed: bool | None = None
-    ) -> dict[str, Any]:
-        """The newest attempts, those included for which nobody could be chosen."""
-        return {"requests": ledger.attempts(limit, failed)}
-
-    @router.get("/requests/{request_id:path}")
-    async def request(request_id: str) -> dict[str, Any]:
-        """All attempts of one request, those included for which nobody could be chosen."""
-        found = await ledger.settled_request(request_id, SETTLE_S)
-        if found is None and gateway.shared is not None:
-            found = await gateway.shared.request(request_id)
-        if found is None:
-            raise GatewayError(
-                "not_found", f"request {request_id!r} is not known, or no longer", "request_id"
-            )
-        return found
+    router = APIRouter(tags=["evidence"])
+    _rooms(router, gateway)
+    _requests(router, gateway)
 
     @router.get("/diagnosis")
     async def diagnosis() -> dict[str, Any]:
@@ -69,6 +34,47 @@ def evidence_routes(gateway: Gateway, desk: Discovered | None) -> APIRouter:
         return await diagnose(gateway, desk)
 
     return router
+
+
+def _rooms(router: APIRouter, gateway: Gateway) -> None:
+    @router.get("/rooms")
+    async def rooms(
+        limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100, failed: bool | None = None
+    ) -> dict[str, Any]:
+        """The newest rooms, newest first; `failed=true` for those that failed only."""
+        return {"rooms": gateway.ledger.rooms(limit, failed)}
+
+    @router.get("/rooms/{room}")
+    async def room(room: str) -> dict[str, Any]:
+        """What happened in one room, or is happening. Asks its engines what they saw."""
+        number = _room(room)
+        found = await gateway.ledger.settled(number, SETTLE_S)
+        if found is None and gateway.shared is not None:
+            found = await gateway.shared.room(number)
+        if found is None:
+            raise GatewayError("not_found", f"room {room} is not known, or no longer", "room")
+        return found
+
+
+def _requests(router: APIRouter, gateway: Gateway) -> None:
+    @router.get("/requests")
+    async def requests(
+        limit: Annotated[int, Query(ge=1, le=MOST_LISTED)] = 100, failed: bool | None = None
+    ) -> dict[str, Any]:
+        """The newest attempts, those included for which nobody could be chosen."""
+        return {"requests": gateway.ledger.attempts(limit, failed)}
+
+    @router.get("/requests/{request_id:path}")
+    async def request(request_id: str) -> dict[str, Any]:
+        """All attempts of one request, those included for which nobody could be chosen."""
+        found = await gateway.ledger.settled_request(request_id, SETTLE_S)
+        if found is None and gateway.shared is not None:
+            found = await gateway.shared.request(request_id)
+        if found is None:
+            raise GatewayError(
+                "not_found", f"request {request_id!r} is not known, or no longer", "request_id"
+            )
+        return found
 
 
 def _room(text: str) -> Room:
