@@ -26,9 +26,11 @@ from kit.ports import free_port
 from kit.wait import until
 
 from kvplane.children import Child
+from kvplane.events.records import entry_record
+from kvplane.index import Entry
 from kvplane.options import COMMANDS
 from kvplane.settings import parser, resolve
-from kvplane.vocabulary import Role
+from kvplane.vocabulary import BlockHash, Cursor, Epoch, Pod, Role, Stored, Tier, Worker
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -79,6 +81,29 @@ def test_its_kvplane_toml_is_accepted_as_it_stands() -> None:
         (worker,) = told.workers
         assert (worker.role, worker.bootstrap_port) == (Role.PREFILL, 8998)
         assert worker.events == ("tcp://10.0.0.7:5557",)
+
+
+def test_its_commands_with_addresses_of_others_are_accepted_as_they_stand() -> None:
+    fences = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.M | re.S)
+    lines = [line for kind, block in fences if not kind for line in block.splitlines()]
+    commands = [line.split()[1:] for line in lines if line.startswith("kvplane ")]
+    assert len(commands) == 2
+    for words in commands:
+        told = [word.replace("URL", "redis://127.0.0.1:6379/0") for word in words]
+        assert resolve(vars(parser().parse_args(told)), {}, {}).workers
+
+
+def test_its_record_of_a_change_has_the_members_that_are_sent() -> None:
+    (shown,) = map(json.loads, blocks("json"))
+    worker, epoch = Worker(Pod("10.0.0.7:30000")), Epoch(1)
+    stored = Stored(worker, epoch, Tier.GPU, None, (BlockHash(15),), 16)
+    sent = entry_record(Entry(Cursor("1-0"), (stored,), worker, epoch, 7, 1796000000.0))
+    assert list(shown) == list(sent)
+    (change,), (told,) = shown["changes"], sent["changes"]
+    assert set(told) - set(change) == {"worker", "epoch"}  # said once in the entry, again in each
+    assert {name: told[name] for name in change if name != "blocks"} == {
+        name: value for name, value in change.items() if name != "blocks"
+    }
 
 
 async def shell(block: str, running: Plane) -> tuple[int | None, str, str]:
