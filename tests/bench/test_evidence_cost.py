@@ -21,7 +21,7 @@ from kvplane.router.api import Api
 from kvplane.router.evidence import Ledger, Meeting
 from kvplane.router.meeting import Trail
 
-ROUNDS, REQUESTS = 9, 100
+ROUNDS, REQUESTS = 41, 30
 MOST_MS = 0.05 * 3  # of CPU a request; the figure is 0.05, and a busy machine's caches are cold
 BODY = body()
 
