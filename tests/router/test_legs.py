@@ -26,6 +26,7 @@ from kvplane.router.legs_errors import (
     TimedOut,
     TooLarge,
 )
+from kvplane.router.legs_exchange import Bell
 from kvplane.router.legs_settings import LegSettings
 from kvplane.router.legs_wire import Origin
 
@@ -783,3 +784,44 @@ async def test_ipv6_literals_work(legs: Legs) -> None:
     async with server:
         port = server.sockets[0].getsockname()[1]
         assert await fetch(legs, f"http://[::1]:{port}") == b"six"
+
+
+class CountingBell(Bell):
+    rings = 0
+
+    def ring(self) -> None:
+        self.rings += 1
+        super().ring()
+
+
+@pytest.mark.parametrize("status", [200, 500])
+async def test_a_calm_leg_wakes_nobody_before_it_is_over_refused_or_full(
+    legs: Legs, status: int
+) -> None:
+    parts, bell = [b"data: %d\n\n" % number for number in range(60)], CountingBell()
+
+    async def script(call: Call) -> None:
+        await call.request()
+        head = b"HTTP/1.1 %d Any\r\ntransfer-encoding: chunked\r\n\r\n"
+        await call.send(head % status)
+        for part in parts:
+            await call.send(b"%x\r\n%s\r\n" % (len(part), part))
+            await asyncio.sleep(0.001)
+        await call.send(b"0\r\n\r\n")
+        await call.closed()
+
+    async with peer(script) as engine:
+        leg = legs.begin(Origin.parse(engine.url), "/generate", bell=bell)
+        leg.calm = True
+        await until(lambda: leg.over)
+        assert leg.error is None
+        assert bell.rings == (1 if status == 200 else 2)
+        assert leg.take() == b"".join(parts)
+
+
+async def test_a_calm_leg_that_holds_too_much_rings_and_is_read_on_when_drained(legs: Legs) -> None:
+    body = random.Random(3).randbytes(1_500_000)
+    async with peer(replies(answer(body))) as engine:
+        leg = legs.begin(Origin.parse(engine.url), "/generate")
+        leg.calm = True
+        assert await leg.read(MOST) == body
