@@ -14,6 +14,7 @@ from __future__ import annotations
 import ipaddress
 from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import msgspec
@@ -58,14 +59,19 @@ def dashboard_app(
     gateway: Gateway,
     desk: WorkerDesk | None = None,
     lag_ms: Callable[[], float] = lambda: 0.0,
+    queued: Callable[[], int] = lambda: 0,
 ) -> Dashboard:
-    """The app; `desk` knows the workers that do not serve yet."""
+    """The app; `desk` knows the workers that do not serve yet, `queued` the requests that wait."""
     clock = gateway.clock
 
     def waiting() -> Iterable[Waited]:
         return desk.waiting() if desk is not None else ()
 
-    board = Board(lambda: picture(gateway, waiting(), lag_ms(), clock.now(), clock.wall()), clock)
+    def shown() -> dict[str, Any]:
+        now, wall = clock.now(), clock.wall()
+        return {**picture(gateway, waiting(), lag_ms(), now, wall), "queued": queued()}
+
+    board = Board(shown, clock)
 
     async def live(request: Request) -> Response:
         return Live(board)

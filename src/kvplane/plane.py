@@ -102,7 +102,8 @@ class GatewayPlane(Composite):
         changes = broadcast_of(self._told, store, self._clock, self._registry)
         index.router.routes.extend(routes(changes, "/index/snapshot"))
         api = Api(gateway, admin_app(gateway, desk, worker_from_table))
-        page = dashboard_app(gateway, desk, follower.lag_ms)
+        queued = api.admission.places
+        page = dashboard_app(gateway, desk, follower.lag_ms, lambda: queued.waiting)
         await self._open({"": api, "/index": index, "/dashboard": page})
         await self.begin(changes, page.board)  # their readers go before the port is closed
         _tell(self._workers, "every request is answered 503 until POST /workers adds one")

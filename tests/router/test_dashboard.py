@@ -60,7 +60,7 @@ class Door:
 async def door(key: str = "", **facts: Any) -> AsyncIterator[Door]:
     settings = RouterSettings(tokenizer="builtin", admin_key=key)
     async with gatehouse(ENGINES, settings, **facts) as house:
-        app = dashboard_app(house.gateway)
+        app = dashboard_app(house.gateway, queued=lambda: 3)
         server = Server(Switchboard({"/dashboard": app}), "127.0.0.1", 0, "page")
         async with running([server]):
             yield Door(house, f"http://127.0.0.1:{server.port}/dashboard", app.board)
@@ -197,6 +197,8 @@ def test_many_pages_share_one_picture_a_beat() -> None:
 async def test_pages_are_let_go_when_the_gateway_ends() -> None:
     async with door() as page, page.house.session.get(f"{page.url}/live") as got:
         assert (await got.content.readline()) == b"event: picture\n"
+        told = json.loads((await got.content.readline()).removeprefix(b"data: "))
+        assert told["queued"] == 3 and told["state"]["ready"]
         await page.board.stop()
         assert b"event: picture" not in await got.content.read()  # and it ends
 

@@ -15,7 +15,8 @@ export function figures(picture) {
   const lagging = picture.store_down_s > 1;
   fill(byId("figures"), [
     figure("Requests per second", now.rate === null ? "–" : now.rate.toFixed(1), "", "rate"),
-    figure("In flight", count(picture.rooms_open), many(now.tokens, "token"), "tokens"),
+    figure("In flight", count(picture.rooms_open),
+      [many(now.tokens, "token"), picture.queued ? `${count(picture.queued)} waiting` : ""].filter(Boolean).join(", "), "tokens"),
     figure("Hit share", share(recent.hit_share),
       recent.compared ? `of ${count(recent.prompt_tokens)} tokens` : "nothing compared yet", "hit"),
     figure("First byte", seconds(recent.first_byte_p50_s),
