@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 
-import pytest
 from kit.gatehouse import Gatehouse, gatehouse
 from kit.peer import answer, replies
 from kit.wait import until
@@ -76,15 +75,13 @@ AMBIGUOUS = {
 }
 
 
-@pytest.mark.parametrize("raw", AMBIGUOUS.values(), ids=AMBIGUOUS.keys())
-async def test_a_request_that_can_be_read_in_two_ways_is_refused_with_all_behind_it(
-    raw: bytes,
-) -> None:
+async def test_a_request_that_can_be_read_in_two_ways_is_refused_with_all_behind_it() -> None:
     async with gatehouse(ENGINES) as house:
-        found = await tell(house, raw + HIDDEN)
-        assert found.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 501 ")) or found == b"", found[:200]
-        assert found.count(b"HTTP/1.1 ") <= 1, "the connection was read on"
-        assert seen(house) == []
+        for name, raw in AMBIGUOUS.items():
+            found = await tell(house, raw + HIDDEN)
+            assert found == b"" or found.startswith((b"HTTP/1.1 400 ", b"HTTP/1.1 501 ")), name
+            assert found.count(b"HTTP/1.1 ") <= 1, f"{name}: the connection was read on"
+            assert seen(house) == [], name
         await until(lambda: house.idle)
 
 
@@ -96,8 +93,10 @@ async def test_what_only_looks_odd_is_served_and_the_engine_gets_one_framing() -
         "capitals": LINE + b"Transfer-Encoding: Chunked\r\n\r\n" + chunked(BODY),
         "zeros": LINE + b"content-length: 0012\r\n\r\n" + BODY,
     }
-    for name, raw in odd.items():
-        async with gatehouse(ENGINES) as house:
+    async with gatehouse(ENGINES) as house:
+        for name, raw in odd.items():
+            for engine in house.engines.values():
+                engine.requests.clear()
             found = await tell(house, raw + HIDDEN)
             assert found.count(b"HTTP/1.1 200 ") == 2, (name, found[:300])
             for engine in house.engines.values():
@@ -110,36 +109,39 @@ async def test_what_only_looks_odd_is_served_and_the_engine_gets_one_framing() -
                 assert json.loads(second[2])["text"] == "hidden"
 
 
-@pytest.mark.parametrize(
-    "target",
-    [
-        "/generate/../flush_cache", "/v1/../flush_cache", "/generate/..%2fflush_cache",
-        "//generate", "/generate/", "/generate%00", "/generate%0d%0ax:%20y",
-        "/generate;/../flush_cache",
-        "/v1/chat/completions/../../flush_cache", "/GENERATE", "/generate%2f..%2fabort_request",
-        "/%2e%2e/generate", "http://127.0.0.1:1/generate/../flush_cache",
-    ],
-)  # fmt: skip
-async def test_a_path_that_is_none_of_ours_reaches_no_engine(target: str) -> None:
-    async with gatehouse(ENGINES) as house:
-        head = f"POST {target} HTTP/1.1\r\ncontent-length: {len(BODY)}\r\n"
-        found = await tell(house, head.encode() + LAST + b"\r\n" + BODY)
-        assert found.startswith((b"HTTP/1.1 404 ", b"HTTP/1.1 400 ", b"HTTP/1.1 405 ")), found[:200]
-        assert seen(house) == []
+STRANGE = [
+    "/generate/../flush_cache", "/v1/../flush_cache", "/generate/..%2fflush_cache",
+    "//generate", "/generate/", "/generate%00", "/generate%0d%0ax:%20y",
+    "/generate;/../flush_cache",
+    "/v1/chat/completions/../../flush_cache", "/GENERATE", "/generate%2f..%2fabort_request",
+    "/%2e%2e/generate", "http://127.0.0.1:1/generate/../flush_cache",
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "target", ["/%67enerate", "/generate?x=/flush_cache", "http://evil.example/generate"]
-)
-async def test_another_spelling_of_ours_reaches_engines_as_ours(target: str) -> None:
+async def post(house: Gatehouse, target: str) -> bytes:
+    head = f"POST {target} HTTP/1.1\r\nhost: evil\r\ncontent-length: {len(BODY)}\r\n"
+    return await tell(house, head.encode() + LAST + b"\r\n" + BODY)
+
+
+async def test_a_path_that_is_none_of_ours_reaches_no_engine() -> None:
     async with gatehouse(ENGINES) as house:
-        head = f"POST {target} HTTP/1.1\r\nhost: evil\r\ncontent-length: {len(BODY)}\r\n"
-        found = await tell(house, head.encode() + LAST + b"\r\n" + BODY)
-        assert found.startswith(b"HTTP/1.1 200 "), found[:200]
-        for name, engine in house.engines.items():
-            (request,) = engine.requests
-            assert request.startswith(b"POST /generate HTTP/1.1\r\nhost: 127.0.0.1:"), name
-            assert b"evil" not in request
+        for target in STRANGE:
+            found = await post(house, target)
+            statuses = (b"HTTP/1.1 404 ", b"HTTP/1.1 400 ", b"HTTP/1.1 405 ")
+            assert found.startswith(statuses), (target, found[:200])
+            assert seen(house) == [], target
+
+
+async def test_another_spelling_of_ours_reaches_engines_as_ours() -> None:
+    async with gatehouse(ENGINES) as house:
+        for target in ("/%67enerate", "/generate?x=/flush_cache", "http://evil.example/generate"):
+            found = await post(house, target)
+            assert found.startswith(b"HTTP/1.1 200 "), (target, found[:200])
+        for engine in house.engines.values():
+            assert len(engine.requests) == 3
+            for request in engine.requests:
+                assert request.startswith(b"POST /generate HTTP/1.1\r\nhost: 127.0.0.1:")
+                assert b"evil" not in request
 
 
 async def test_a_half_request_leaves_nothing_behind() -> None:
