@@ -16,6 +16,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from msgspec.structs import replace
+
 from kvplane.vocabulary import Role, Stage, Worker
 
 from .breaker import Breakers
@@ -76,14 +78,17 @@ def candidates(
 ) -> list[Candidate]:
     """What the policies are told of each. A share counts only beside somebody who has a whole one:
     where all are new, all are equal."""
-    if not ramping:
-        shares = [1.0] * len(targets)
+    if not depths:
+        found = [Candidate(target) for target in targets]
     else:
-        shares = [target.share(now, settings) for target in targets]
-        if max(shares, default=1.0) < 1.0:
-            shares = [1.0] * len(targets)
-    found = []
-    for target, share in zip(targets, shares, strict=True):
-        depth = depths.get(target.worker, NOTHING)
-        found.append(Candidate(target, depth.blocks, depth.tokens, share))
-    return found
+        held = [depths.get(target.worker, NOTHING) for target in targets]
+        found = [
+            Candidate(target, depth.blocks, depth.tokens)
+            for target, depth in zip(targets, held, strict=True)
+        ]
+    if not ramping:
+        return found
+    shares = [target.share(now, settings) for target in targets]
+    if max(shares, default=1.0) < 1.0:
+        return found
+    return [replace(one, share=share) for one, share in zip(found, shares, strict=True)]
