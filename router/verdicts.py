@@ -114,6 +114,11 @@ _WORDS = {  # cause -> why, culprit, next step
         "block size of {worker}",
         "compare the block size the engine shares by with GET /index/workers, and --block-size",
     ),
+    Cause.TOKENS: (
+        "the gateway makes other tokens of a prompt than {worker} does",
+        "tokenizer of {worker} at the gateway",
+        "give the gateway the tokenizer folder and chat template this engine was started with",
+    ),
     Cause.UNKNOWN: (
         "no tested precondition explains it",
         "{worker}",
