@@ -6,11 +6,13 @@ import ssl
 
 import pytest
 import trustme
-from kit.peer import answer, peer, replies
+from kit.clock import FakeClock
+from kit.peer import Call, answer, peer, replies
 from kit.wait import until
 
 from kvplane.router.legs import Legs
-from kvplane.router.legs_errors import LegError, Phase, TlsFailed
+from kvplane.router.legs_errors import LegError, Phase, TimedOut, TlsFailed
+from kvplane.router.legs_settings import LegSettings
 from kvplane.router.legs_wire import Origin
 
 BODY = bytes(range(256)) * 4000
@@ -89,9 +91,32 @@ async def test_a_client_certificate_is_shown_and_its_lack_is_an_error(ours: trus
 
 
 async def test_an_engine_that_speaks_no_tls_is_told_apart(ours: trustme.CA) -> None:
+    async def plain(call: Call) -> None:
+        await call.reader.read(1)
+        await call.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
     legs = Legs(tls=client(ours))
-    async with peer(replies(answer())) as engine:
-        with pytest.raises(LegError) as caught:
+    async with peer(plain) as engine:
+        with pytest.raises(TlsFailed) as caught:
             await fetch(legs, f"https://127.0.0.1:{engine.port}")
         assert caught.value.phase is Phase.CONNECT
+        assert legs.live == legs.sockets == 0
+    await legs.stop()
+
+
+async def test_a_handshake_that_never_ends_meets_the_deadline_of_the_connect(
+    ours: trustme.CA,
+) -> None:
+    async def silent(call: Call) -> None:
+        await call.closed()
+
+    clock = FakeClock()
+    legs = Legs(LegSettings(connect_s=3), clock, client(ours))
+    async with peer(silent) as engine:
+        leg = legs.begin(Origin.parse(f"https://127.0.0.1:{engine.port}"), "/generate")
+        await until(lambda: engine.connections == 1)
+        clock.advance(3.1)
+        legs.sweep()
+        assert type(leg.error) is TimedOut and leg.error.phase is Phase.CONNECT
+        await until(lambda: engine.seen_closed == 1, what="the socket to be closed")
     await legs.stop()
