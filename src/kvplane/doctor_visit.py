@@ -25,7 +25,8 @@ from kvplane.runtime import running
 from kvplane.settings import Settings, parser, resolve
 from kvplane.vocabulary import Role
 
-SETTLE_S = 10.0  # until every engine was found, or it is said what keeps it
+SETTLE_S = 20.0  # until every engine was found and is heard
+STEADY_S = 3.0  # the same reasons so long: that is what keeps them
 REQUEST_S = 30  # one request; more is no answer
 MOST_REQUESTS = 16
 
@@ -63,7 +64,7 @@ def _requests(told: Settings) -> int:
 
 async def _found(session: aiohttp.ClientSession) -> None:
     """Until all can be used and are heard, or there is no more patience; then who they are."""
-    until = time.monotonic() + SETTLE_S
+    until, since, before = time.monotonic() + SETTLE_S, time.monotonic(), None
     while True:
         workers = await _get(session, "/workers", "workers")
         known = {one["worker"]: one for one in await _get(session, "/index/workers", "workers")}
@@ -71,11 +72,20 @@ async def _found(session: aiohttp.ClientSession) -> None:
         heard = all(
             known.get(one["pod"], {}).get("knowledge") == "exact" for one in _speaking(workers)
         )
-        if (well and heard) or time.monotonic() > until:
+        said = [(one["pod"], one["reason"], one["is_healthy"]) for one in workers]
+        now = time.monotonic()
+        since, before = (since, before) if said == before else (now, said)
+        steady = now - since > STEADY_S and not any(_soon(one["reason"]) for one in workers)
+        if (well and heard) or (steady and not well) or now > until:
             break
         await asyncio.sleep(0.1)
     for one in workers:
         terminal.say(_shown(one, known))
+
+
+def _soon(reason: str) -> bool:
+    """Was nobody there yet to look?"""
+    return reason.endswith(("not asked yet", "not looked at yet"))
 
 
 def _speaking(workers: Iterable[Mapping[str, Any]]) -> Iterable[Mapping[str, Any]]:

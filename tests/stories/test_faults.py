@@ -310,16 +310,13 @@ async def store_finding(url: str, rule: str) -> Any:
 # Engines alone -----------------------------------------------------------------------------------
 
 
-async def test_the_doctor_visits_engines_that_no_gateway_serves(
-    shown: Gallery, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_the_doctor_visits_engines_that_no_gateway_serves(shown: Gallery) -> None:
     prefill, decode = shown.prefill.gateway_flags(), shown.decode.gateway_flags()
     code, text = await doctor(*prefill, *decode)
     assert code == 0, text
     assert text.endswith("2 workers: nothing is wrong\n"), text
     for stage in ("register", "resolve-topology", "resolve-rank", "connect", "verify", "consume"):
         assert f"\n   {stage:<17} ok " in text, text
-    monkeypatch.setattr("kvplane.doctor_visit.SETTLE_S", 1.0)
     code, text = await doctor("--prefill", shown.prefill.url, str(free_port()), *decode)
     assert code == 1, text
     culprit = f"bootstrap port of {shown.prefill.pod}"
