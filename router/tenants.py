@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -42,8 +43,7 @@ def apart(path: str, raw: bytes, body: Body, salt: str) -> tuple[bytes, Body]:
     """
     own = [(name, body[name]) for name in SALTS if body.get(name) is not None]
     if not salt:
-        for name, value in own:
-            _not_ours(name, value)
+        _not_ours(own)
         return raw, body
     for name, value in own:
         if not isinstance(value, str):
@@ -58,7 +58,12 @@ def apart(path: str, raw: bytes, body: Body, salt: str) -> tuple[bytes, Body]:
     return raw, kept | dict.fromkeys(added, salt)
 
 
-def _not_ours(name: str, value: object) -> None:
-    for one in value if isinstance(value, list) else (value,):
-        if isinstance(one, str) and one.startswith(OURS):
+def _not_ours(own: Sequence[tuple[str, Any]]) -> None:
+    """Neither alone nor behind the member before: SGLang joins both to one text."""
+    starts = [""]
+    for name, value in own:
+        given = value if isinstance(value, list) else [value]
+        texts = [one for one in given if isinstance(one, str)]
+        if any((start + text).startswith(OURS) for start in starts for text in texts):
             raise invalid(name, f"'{name}' must not begin with {OURS!r}: such salts are tenants'")
+        starts += [text for text in texts if len(text) < len(OURS)]

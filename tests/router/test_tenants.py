@@ -78,6 +78,16 @@ def test_who_is_no_tenant_cannot_take_a_tenants_salt(name: str, value: Any) -> N
     assert (refused.value.status, refused.value.param) == (400, name)
 
 
+@pytest.mark.parametrize("cut", range(len(ACME) + 1))
+def test_who_is_no_tenant_cannot_take_a_tenants_salt_in_two_parts(cut: int) -> None:
+    """SGLang's extra key of a request is cache_salt and extra_key, joined."""
+    for rest in (ACME[cut:], ["a", ACME[cut:]]):
+        with pytest.raises(GatewayError) as refused:
+            apart(NATIVE, b"{}", {"extra_key": rest, "cache_salt": ACME[:cut]}, "")
+        assert refused.value.status == 400
+    apart(NATIVE, b"{}", {"cache_salt": "kv", "extra_key": ["x", "plane"]}, "")
+
+
 def test_of_nobody_elses_body_a_byte_is_changed() -> None:
     raw = b'{"cache_salt": "mine", "extra_key": ["a", "b"]}'
     sent, members = apart(NATIVE, raw, json.loads(raw), "")
