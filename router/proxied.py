@@ -18,9 +18,10 @@ import msgspec
 from kvplane.vocabulary import Role
 
 from .choice import BYTES_PER_TOKEN
-from .errors import GatewayError, invalid
+from .errors import GatewayError
 from .facts import ANSWER_TOKENS
 from .handoffs import reserved
+from .request import named
 from .splice import splice
 from .tenants import apart
 
@@ -46,6 +47,7 @@ PROXIED: dict[str, tuple[Role, ...]] = dict.fromkeys(
 )  # fmt: skip
 LIMITS = ("max_output_tokens", "max_completion_tokens", "max_tokens")  # of an answer
 JSON = b"application/json"
+FORM = b"--"  # how a multipart body begins, and nothing that an engine could read as JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +70,13 @@ class Call:
 
 def read_call(path: str, raw: bytes, request_id: str, headers: HeaderList, salt: str = "") -> Call:
     """A Call of a body. What steers engines is taken out of a JSON body as on inference routes; a
-    body of another kind goes as it is, unless its key is a tenant's. Raises GatewayError."""
+    form goes as it is, unless its key is a tenant's. Engines read as JSON what we do not (NaN, half
+    a surrogate), some whatever its kind: so nothing else passes. Raises GatewayError."""
     kind = next((value for name, value in headers if name == b"content-type"), JSON)
     try:
         body = msgspec.json.decode(raw)
     except (msgspec.DecodeError, msgspec.ValidationError, RecursionError) as error:
-        if salt or kind.startswith(JSON):
+        if salt or kind.startswith(JSON) or not raw.startswith(FORM):
             raise GatewayError("invalid_request", f"body is no valid JSON: {error}") from None
         return Call(path, raw, request_id, headers, kind, "", 1 + len(raw) // BYTES_PER_TOKEN)
     if not isinstance(body, dict):
@@ -82,10 +85,7 @@ def read_call(path: str, raw: bytes, request_id: str, headers: HeaderList, salt:
     body = {name: value for name, value in body.items() if not reserved(name)}
     raw, body = apart(path, raw, body, salt)
     tokens = 1 + len(raw) // BYTES_PER_TOKEN + _wanted(path, body)
-    model = body.get("model") or ""
-    if not isinstance(model, str):
-        raise invalid("model", "'model' must be a string")
-    return Call(path, raw, request_id, headers, JSON, model, tokens)
+    return Call(path, raw, request_id, headers, JSON, named(body), tokens)
 
 
 def _wanted(path: str, body: dict[str, Any]) -> int:

@@ -18,6 +18,7 @@ from .errors import GatewayError, invalid
 MOST_SAMPLES = 128  # n; OpenAI's own limit
 MOST_PROMPTS = 4096  # prompts in one list
 MOST_ROOMS = 4096  # prompts x samples: each takes a room, and its number goes into a header
+MOST_NAME = 1024  # characters of a model's name: refusals are remembered with it
 LONG_BYTES = 256 * 1024  # a longer body is read in a thread: a million ids are not one step
 SANE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
@@ -50,7 +51,7 @@ class Ask(msgspec.Struct, frozen=True):
 def parse(path: str, raw: bytes, request_id: str, headers: tuple[Any, ...] = ()) -> Ask:
     """An Ask of a body. Raises GatewayError (400) naming the member that is wrong."""
     body = _decode(raw)
-    _typed(body, "model", str, "a string")
+    named(body)
     _typed(body, "stream", bool, "true or false")
     _counted(body, "max_tokens", 0)
     _counted(body, "max_completion_tokens", 0)
@@ -62,6 +63,15 @@ def parse(path: str, raw: bytes, request_id: str, headers: tuple[Any, ...] = ())
         many = f"{prompts} prompts x n {samples}"
         raise invalid("n", f"{many}: at most {MOST_ROOMS} answers in one request")
     return Ask(path, raw, body, request_id, prompts, batched, samples, headers)
+
+
+def named(body: Body) -> str:
+    """The model's name, "" where there is none. Raises GatewayError (400)."""
+    _typed(body, "model", str, "a string")
+    name: str = body.get("model") or ""
+    if len(name) > MOST_NAME:
+        raise invalid("model", f"'model' has {len(name)} characters: at most {MOST_NAME}")
+    return name
 
 
 def sane_id(given: bytes | None, make: Callable[[], str]) -> str:

@@ -179,6 +179,10 @@ async def test_another_kind_of_body_goes_as_it_is() -> None:
             (b"[1]", {}),
             (b'{"model":5}', {}),
             (b"[" * 100_000, {"content-type": "application/json"}),
+            (b'{"model":"' + b"m" * 1025 + b'"}', {}),
+        ] + [
+            (b'{"cache_salt":"kvplane:x","kv_transfer_params":{},"x":NaN}', {"content-type": kind})
+            for kind in ("Application/JSON", "application/x+json", "text/plain", "multipart/a", "")
         ]
         for body, headers in bad:
             status, raw, _ = await house.post("/v1/embeddings", body, headers)

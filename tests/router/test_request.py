@@ -31,6 +31,7 @@ BAD = [
     (CHAT, b'{"n":1000000,"messages":[{"role":"user","content":"x"}]}', "n"),
     (CHAT, b'{"max_tokens":"5","messages":[{"role":"user","content":"x"}]}', "max_tokens"),
     (CHAT, b'{"max_tokens":-1,"messages":[{"role":"user","content":"x"}]}', "max_tokens"),
+    (TEXT, b'{"model":"' + b"m" * 1025 + b'","prompt":"x"}', "model"),
     (TEXT, b"{}", "prompt"),
     (TEXT, b'{"prompt":[]}', "prompt"),
     (TEXT, b'{"prompt":5}', "prompt"),
