@@ -221,6 +221,27 @@ async def test_a_flood_of_bad_heads_is_no_flood_of_log_lines(
     assert 1 <= len(lines) <= 10
 
 
+async def test_a_client_that_left_before_the_app_looked_is_no_error_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """As one does that sends all and closes at once: the close is known before the loss is."""
+    left: list[int] = []
+
+    async def leaves(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        tell = scope["extensions"]["kvplane.leave"]
+        tell.__self__.transport.close()
+        tell(lambda: left.append(1))
+
+    server = Server(leaves, "127.0.0.1", 0, "test")
+    await server.start()
+    try:
+        assert await answer(server.port, HEAD + b"\r\n") == b""
+        await until(lambda: bool(left))
+    finally:
+        await server.stop()
+    assert left == [1] and "ASGI callable" not in caplog.text
+
+
 async def test_who_is_refused_while_sending_hears_it_and_is_let_go() -> None:
     """A socket that is closed over unread bytes is reset, and the reset takes the answer along."""
 

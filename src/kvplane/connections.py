@@ -117,6 +117,7 @@ class Connection(Declining):
         app, once it has the whole body: nothing else of this connection is read then."""
         self.flow.resume_reading()
         if self.transport.is_closing():
+            self.cycle.disconnected = True  # else no answer is an error to uvicorn's log
             call()
         else:
             self._leaving = call
