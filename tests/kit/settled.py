@@ -9,8 +9,15 @@ from kit.plane import Plane
 GAUGES = tuple(
     f"kvplane_router_{name}"
     for name in (
-        "inflight", "rooms_open", "legs_open", "connections_busy", "aftermath_open",
-        "admission_running", "admission_waiting", "admission_body_bytes", "key_running",
+        "inflight",
+        "rooms_open",
+        "legs_open",
+        "connections_busy",
+        "aftermath_open",
+        "admission_running",
+        "admission_waiting",
+        "admission_body_bytes",
+        "key_running",
     )  # fmt: skip
 )
 

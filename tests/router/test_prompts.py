@@ -354,7 +354,9 @@ async def test_all_that_a_template_sees_makes_it_another_prompt(
     prompts: Prompts, tmp_path: Path
 ) -> None:
     shutil.copytree(BUILTIN, tmp_path, dirs_exist_ok=True)
-    (tmp_path / "chat_template.jinja").write_text("{{ [messages, tools, x | default(0)] | tojson }}")
+    (tmp_path / "chat_template.jinja").write_text(
+        "{{ [messages, tools, x | default(0)] | tojson }}"
+    )
     prompts.learn("all", str(tmp_path), "vllm", "p1")
     bodies: list[dict[str, Any]] = [
         {"messages": HI},
