@@ -50,12 +50,14 @@ def check_length(ask: Ask, prompt: Prompt, most: int) -> None:
 
 
 def load_tokens(ask: Ask, choice: Choice, side: Side) -> int:
-    """Prefill: what it has to compute. Decode: all it has to keep."""
+    """Prefill: what it has to compute. Decode: all it has to keep. A unified worker: what it has
+    to compute, for what it holds already costs it nothing."""
     prompt = choice.prompt_tokens or len(ask.raw) // BYTES_PER_TOKEN
     if side is Side.PREFILL:
         return max(1, prompt - choice.depth.predicted)
     wanted = ask.body.get("max_completion_tokens") or ask.body.get("max_tokens") or ANSWER_TOKENS
-    return prompt + int(wanted) * ask.samples
+    computed = prompt if choice.prefill is not None else max(0, prompt - choice.depth.predicted)
+    return computed + int(wanted) * ask.samples
 
 
 def headers(ask: Ask, choice: Choice, bindings: Sequence[Binding]) -> HeaderList:
