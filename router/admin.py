@@ -136,7 +136,11 @@ async def _invalid(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     place = ".".join(str(part) for part in first["loc"][1:]) or str(first["loc"][0])
-    return await _ours(request, GatewayError("invalid_request", f"{place}: {first['msg']}", place))
+    text = f"{place}: {first['msg']}"
+    kind = request.headers.get("content-type", "")
+    if place == "body" and "json" not in kind.lower():  # curl -d alone calls it a form
+        text = f"body: content-type {kind[:100]!r}: must be application/json, and a JSON object"
+    return await _ours(request, GatewayError("invalid_request", text, place))
 
 
 async def _http(request: Request, error: Exception) -> Response:

@@ -28,6 +28,7 @@ from .gateway import Gateway
 __all__ = ["Declare", "WorkerDesk", "worker_id", "worker_routes"]
 
 Declare = Callable[[Mapping[str, Any]], WorkerUp]  # a [[workers]] table -> WorkerUp or ValueError
+MOST_NAMED = 20  # workers in one sentence
 ANSWERS: dict[int | str, dict[str, Any]] = {
     400: {"description": "no id, or a member that cannot be; the answer names it"},
     401: {"description": "the admin key is needed"},
@@ -66,7 +67,7 @@ def _reading(router: APIRouter, board: _Board) -> None:
 
     @router.get("/workers/{id}", response_model=None)
     async def worker(id: str) -> dict[str, Any] | Response:
-        """One worker, by id or pod name."""
+        """One worker, by id, name or host:port."""
         pod = board.pod(id)
         if isinstance(pod, Response):
             return pod
@@ -133,14 +134,18 @@ class _Board:
         self._noted.setdefault(pod, Noted()).take(told)
 
     def pod(self, given: str) -> Pod | Response:
-        """The pod of an id or name, else sgl router's 404 or 400."""
-        for one in self.all():
+        """The pod of an id, name or host:port, else sgl router's 404 or 400."""
+        found = self.all()
+        for one in found:
             if given in (one["pod"], one["id"]):
                 return Pod(one["pod"])
+        at = [one["pod"] for one in found if one["url"].partition("://")[2] == given]
+        if len(at) == 1:  # a worker with a name of its own is also known by where it is
+            return Pod(at[0])
         try:
             uuid.UUID(given)
         except ValueError:
-            return _no(400, f"no worker {given[:100]!r}", "BAD_REQUEST")
+            return _no(400, f"no worker {given[:100]!r}; {_names(found)}", "BAD_REQUEST")
         return _no(404, f"no worker {given}", "WORKER_NOT_FOUND")
 
     def all(self) -> list[dict[str, Any]]:
@@ -158,6 +163,12 @@ class _Board:
 
     def _known(self, pod: Pod) -> tuple[str, Noted]:
         return worker_id(pod), self._noted.get(pod, Noted())
+
+
+def _names(found: list[dict[str, Any]]) -> str:
+    names = sorted(one["pod"] for one in found)
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return f"there are {', '.join(names[:MOST_NAMED])}{more}" if names else "there are none"
 
 
 def _ranks(targets: Any, pod: Pod) -> list[Any]:

@@ -299,6 +299,32 @@ async def test_a_change_that_cannot_be_is_refused_by_name(body: bytes, param: st
             assert param is None or error["param"] == param
 
 
+@pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain"])
+@pytest.mark.parametrize(("method", "path"), [("PUT", "/workers/u1"), ("POST", "/workers")])
+async def test_a_body_that_is_not_called_json_is_told_what_to_call_it(
+    method: str, path: str, kind: str
+) -> None:
+    async with gatehouse({"u1": GOOD}, ONCE) as house:
+        body, head = b'{"draining": true, "url": "http://x:1"}', {"content-type": kind}
+        async with house.session.request(method, house.url + path, data=body, headers=head) as said:
+            error = (await said.json())["error"]
+            assert (said.status, error["param"]) == (400, "body")
+            assert kind in error["message"] and "application/json" in error["message"]
+
+
+async def test_a_worker_with_a_name_of_its_own_is_also_known_by_where_it_is() -> None:
+    async with gatehouse({"u1": GOOD, "u2": GOOD}, ONCE) as house:
+        at = house.engines["u2"].url.removeprefix("http://")
+        for given in ("u2", at, worker_id(Pod("u2"))):
+            status, found = await call(house, "GET", f"/workers/{given}")
+            assert (status, found["pod"]) == (200, "u2"), given
+        assert (await call(house, "PUT", f"/workers/{at}", {"draining": True}))[0] == 202
+        assert (await call(house, "GET", "/workers/u2"))[1]["draining"]
+        status, told = await call(house, "GET", "/workers/127.0.0.1:9")
+        assert (status, told["code"]) == (400, "BAD_REQUEST")
+        assert told["error"] == "no worker '127.0.0.1:9'; there are u1, u2"
+
+
 async def test_every_cache_is_emptied_and_who_did_not_is_named() -> None:
     bad = replies(answer(b"no", 500))
     facts = {"d2": {"engine": "vllm"}}
