@@ -140,7 +140,8 @@ def _add(sub: argparse.ArgumentParser, key: Key) -> None:
     if key.is_switch:
         against = f"--no-{key.flag[2:]}"
         sub.add_argument(key.flag, dest=key.name, action="store_const", const="true", help=text)
-        sub.add_argument(against, dest=key.name, action="store_const", const="false", help="off")
+        off = f"the opposite of {key.flag}"
+        sub.add_argument(against, dest=key.name, action="store_const", const="false", help=off)
     else:
         metavar = key.name.split("_")[-1].upper()
         sub.add_argument(key.flag, dest=key.name, metavar=metavar, help=text)
