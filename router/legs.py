@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import socket
 import ssl
 from collections import deque
@@ -26,6 +27,8 @@ from .legs_settings import LegSettings
 from .legs_wire import Headers, Origin, request_head
 
 LESSON_LEAST_S = 0.1  # an engine that closes sooner than this is ending, not tidying up
+# No file or memory for a socket here: no word about the engine.
+OURS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
 LESSON_SHARE = 0.7  # of the time after which it was seen to close: we let go first
 
 
@@ -263,6 +266,8 @@ class Legs:
 
 def _refusal(error: Exception) -> tuple[type[LegError], str]:
     """A failed connect in our words. Name and route failures count as refused."""
+    if isinstance(error, OSError) and error.errno in OURS:
+        return PoolFull, f"the gateway has no socket left: {error.strerror or error}"
     if isinstance(error, (ssl.SSLError, ssl.CertificateError)):
         return TlsFailed, f"TLS: {error}"
     if isinstance(error, socket.gaierror):

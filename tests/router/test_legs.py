@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import random
+import resource
 import socket
 from collections.abc import AsyncIterator
 
@@ -242,6 +245,24 @@ async def test_nobody_listening_is_refused_at_once_and_nothing_was_sent(legs: Le
     assert type(error) is Refused
     assert error.phase is Phase.CONNECT
     assert error.received_bytes == 0
+
+
+async def test_a_gateway_without_files_left_blames_no_engine(legs: Legs) -> None:
+    async with peer(replies(answer(b"good"))) as engine:
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        taken = [os.open(os.devnull, os.O_RDONLY)]
+        try:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (taken[0] + 50, hard))
+            with contextlib.suppress(OSError):
+                while True:
+                    taken.append(os.open(os.devnull, os.O_RDONLY))
+            error = await failure(legs, engine.url)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            for one in taken:
+                os.close(one)
+        assert type(error) is PoolFull and "Too many open files" in str(error)
+        assert await fetch(legs, engine.url) == b"good"
 
 
 async def test_a_second_answer_glued_to_the_first_never_reaches_the_next_request(
