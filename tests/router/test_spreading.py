@@ -163,3 +163,17 @@ async def test_what_is_under_way_is_not_cut_when_a_worker_stops_being_healthy() 
         assert await first == there
         others = {await ask(house, drawn(number, 32)) for number in range(2, 6)}
         assert others == {"u1", "u2"} - {there}
+
+
+async def test_what_a_unified_worker_holds_is_no_load() -> None:
+    """FR-RT-15: else every turn of a chat would look like its whole length."""
+    async with plane(["u1"]) as (house, engines):
+        engines.gate.set()
+        await ask(house, drawn(1, 2000))
+        engines.gate.clear()
+        again = asyncio.create_task(ask(house, drawn(1, 2000)))
+        await until(lambda: engines.asked.total() == 2)
+        (target,) = house.fleet.targets()
+        assert 0 < target.inflight_tokens < 300, "the last block, and an answer"
+        engines.gate.set()
+        await again
