@@ -10,6 +10,7 @@ admin_bodies.py has the shapes, access.py says who may. Open it to add a route a
 
 from __future__ import annotations
 
+import logging
 import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -28,6 +29,9 @@ from .gateway import Gateway
 __all__ = ["Declare", "WorkerDesk", "worker_id", "worker_routes"]
 
 Declare = Callable[[Mapping[str, Any]], WorkerUp]  # a [[workers]] table -> WorkerUp or ValueError
+log = logging.getLogger(__name__)
+
+DRAINS = {True: "draining", False: "taken back"}
 MOST_NAMED = 20  # workers in one sentence
 ANSWERS: dict[int | str, dict[str, Any]] = {
     400: {"description": "no id, or a member that cannot be; the answer names it"},
@@ -105,6 +109,7 @@ def _changing(router: APIRouter, board: _Board) -> None:
                 board.desk.change_key(pod, change.api_key)
         if change.draining is not None:
             board.gateway.fleet.drain(pod, change.draining)
+            log.info("worker %s pod=%s by=admin", DRAINS[change.draining], pod)
         board.note(pod, change)
         return _accepted(pod)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 from collections.abc import Awaitable, Callable
 from typing import Protocol
@@ -45,6 +46,8 @@ from .request import LONG_BYTES, Ask
 from .retry import Again, Budget, Failed, decide
 from .sending import Sending
 from .settings import RouterSettings
+
+log = logging.getLogger(__name__)
 
 
 class FollowerPort(Protocol):
@@ -255,6 +258,12 @@ class Gateway:
 
     def _book_health(self, pod: Pod, healthy: bool) -> None:
         self.metrics.health.labels(pod, "healthy" if healthy else "unhealthy").inc()
+        if healthy:
+            log.info("worker healthy pod=%s", pod)
+            return
+        whys = (one.pulse.reason for one in self.fleet.targets() if one.worker.pod == pod)
+        why = next(whys, "")
+        log.warning("worker unhealthy pod=%s why=%s action=no requests", pod, why)
 
     def _book_restart(self, pod: Pod) -> None:
         self.metrics.restarts.labels(pod).inc()

@@ -299,6 +299,24 @@ async def test_a_change_that_cannot_be_is_refused_by_name(body: bytes, param: st
             assert param is None or error["param"] == param
 
 
+async def test_the_log_says_who_is_drained_by_hand_and_whose_health_changed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level("INFO")
+    async with gatehouse({"u1": GOOD, "u2": GOOD}, ONCE) as house:
+        for draining in (True, False):
+            await call(house, "PUT", "/workers/u1", {"draining": draining})
+        for well in [False] * 9 + [True] * 9:
+            house.fleet.mark_health(Pod("u2"), well, SystemClock().now(), "it is on fire")
+    told = [one for one in caplog.messages if one.startswith("worker ")]
+    assert told == [
+        "worker draining pod=u1 by=admin",
+        "worker taken back pod=u1 by=admin",
+        "worker unhealthy pod=u2 why=it is on fire action=no requests",
+        "worker healthy pod=u2",
+    ]
+
+
 @pytest.mark.parametrize("kind", ["application/x-www-form-urlencoded", "text/plain"])
 @pytest.mark.parametrize(("method", "path"), [("PUT", "/workers/u1"), ("POST", "/workers")])
 async def test_a_body_that_is_not_called_json_is_told_what_to_call_it(
