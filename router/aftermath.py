@@ -106,6 +106,7 @@ class Aftermath:
         for give_back in ended.after:
             give_back()
         ended.after.clear()
+        ended.attempt.let_go()
         ended.meeting.legs = _legs(ended.attempt)
         ended.meeting.collected |= not ended.meeting.sides
 

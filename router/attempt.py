@@ -28,6 +28,10 @@ class Refusal(Exception):
         self.side, self.worker, self.leg = side, worker, leg
 
 
+def nothing(*_: object) -> None:
+    """Nobody wants to know."""
+
+
 @dataclass(slots=True, eq=False)
 class Attempt:
     """Two legs; no prefill leg with a unified worker."""
@@ -36,9 +40,9 @@ class Attempt:
     decode_worker: str
     prefill: Exchange | None = None
     prefill_worker: str = ""
-    on_prefill_end: Callable[[], None] = lambda: None  # called once, when its answer is complete
-    on_start: Callable[[], None] = lambda: None  # called once, when the answer begins to leave
-    on_given_up: Callable[[Side], None] = lambda side: None  # its engine may be at work for us
+    on_prefill_end: Callable[[], None] = nothing  # called once, when its answer is complete
+    on_start: Callable[[], None] = nothing  # called once, when the answer begins to leave
+    on_given_up: Callable[[Side], None] = nothing  # its engine may be at work for us
     follow: Callable[[bytes], Exchange] | None = None  # begins decode with prefill's answer
     merge: Merge | None = None  # prefill's part of decode's answer
     keeps: bool = False  # prefill's answer is needed whole
@@ -65,6 +69,12 @@ class Attempt:
         self._closed = True
         self.give_up(Side.DECODE)
         self.give_up(Side.PREFILL)
+
+    def let_go(self) -> None:
+        """It is over, and nobody is called any more: whoever was holds this one, and the whole body
+        would stay until the next look for garbage."""
+        self.on_prefill_end = self.on_start = self.on_given_up = nothing
+        self.follow = None
 
     def give_up(self, side: Side) -> None:
         """Close one leg; an engine that may still be at work for it is told, once."""

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
+import weakref
 from collections import Counter
 
 import pytest
@@ -12,6 +14,8 @@ from kit.gatehouse import Gatehouse, gatehouse
 from kit.peer import Call, Script, answer
 from kit.wait import until
 
+from kvplane.router.dispatch import Client
+from kvplane.router.journey import Journey
 from kvplane.router.settings import BreakerSettings, RetrySettings, RouterSettings
 
 SSE = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -51,6 +55,35 @@ PHASES: dict[str, tuple[Script, Script]] = {
     "during prefill, decode streams": (hang, talks),
     "after the first token": (answers, talks),
 }
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+async def test_what_is_over_is_gone_without_a_look_for_garbage(leaves: bool) -> None:
+    """A body may be 16 MB, and looks for garbage are rare where few objects are made."""
+    gc.collect()
+    gc.disable()
+    try:
+        async with gatehouse({"p1": hang if leaves else answers, "d1": answers}) as house:
+            kept: list[weakref.ref[Journey]] = []
+            began = Journey.travel
+
+            async def travel(journey: Journey, client: Client) -> None:
+                kept.append(weakref.ref(journey))
+                await began(journey, client)
+
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(Journey, "travel", travel)
+                for turn in range(1, 4):
+                    if leaves:
+                        one = await asked(house.url, {"text": "x" * 1000})
+                        await until(lambda n=turn: len(kept) == n)  # type: ignore[misc]
+                        one.leave()
+                    else:
+                        assert (await house.post("/generate", {"text": "x" * 1000}))[0] == 200
+            assert len(kept) == 3
+            await until(lambda: not any(ref() for ref in kept))
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize(("prefill", "decode"), PHASES.values(), ids=PHASES.keys())
