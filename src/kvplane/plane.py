@@ -18,6 +18,7 @@ import aiohttp
 
 from kvplane.bootstrap import BootstrapClient
 from kvplane.composite import Composite
+from kvplane.documents import with_index
 from kvplane.doors import Metrics, Server, Switchboard, new_registry
 from kvplane.events import EventsMetrics, Subscriptions, routes
 from kvplane.index import Chains, Follower, IndexMetrics, Store, StoreDown, View, index_app
@@ -101,7 +102,7 @@ class GatewayPlane(Composite):
         )
         changes = broadcast_of(self._told, store, self._clock, self._registry)
         index.router.routes.extend(routes(changes, "/index/snapshot"))
-        api = Api(gateway, admin_app(gateway, desk, worker_from_table))
+        api = Api(gateway, with_index(admin_app(gateway, desk, worker_from_table), index))
         queued = api.admission.places
         page = dashboard_app(gateway, desk, follower.lag_ms, lambda: queued.waiting)
         await self._open({"": api, "/index": index, "/dashboard": page})
