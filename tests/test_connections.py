@@ -190,6 +190,36 @@ async def test_a_big_head_passes_up_to_the_limit_and_is_told_what_is_too_much(
     assert len(lines) == 1 and f"status={status}" in lines[0] and "client=127.0.0.1" in lines[0]
 
 
+@pytest.mark.parametrize(
+    ("sent", "said"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", "no Host headers came"),
+        (b"GET / HTTP/1.1\r\nhost: a\r\nHost: b\r\n\r\n", "2 Host headers came"),
+        (
+            b"GET / HTTP/1.1\r\nhost: a\r\nupgrade: h2c\r\nconnection: upgrade\r\nhost: a\r\n\r\n",
+            "2 H",
+        ),
+        (b"GARBAGE / HTTP/1.1\r\n\r\n", "Invalid method"),
+        (HEAD + b"a b: c\r\n\r\n", "Invalid header token"),
+        (HEAD + b"content-length: 1\r\ncontent-length: 2\r\n\r\n", "Content-Length"),
+        (HEAD + b"content-length: 1\r\ntransfer-encoding: chunked\r\n\r\n", "Transfer-Encoding"),
+    ],
+)
+async def test_a_head_that_cannot_be_right_is_told_what_is_wrong(
+    port: int, sent: bytes, said: str
+) -> None:
+    told = await answer(port, sent)
+    assert told.startswith(b"HTTP/1.1 400 ")
+    error = json.loads(told.partition(b"\r\n\r\n")[2])["error"]
+    assert said in error["message"] and error["code"] == "invalid_request"
+
+
+async def test_older_http_needs_no_host_and_each_request_has_its_own(port: int) -> None:
+    assert (await answer(port, b"GET / HTTP/1.0\r\n\r\n")).startswith(b"HTTP/1.1 200 ")
+    told = await answer(port, HEAD + b"\r\n" + HEAD + b"connection: close\r\n\r\n")
+    assert told.count(b"HTTP/1.1 200 ") == 2
+
+
 async def test_the_limit_is_what_was_configured() -> None:
     server = Server(app, "127.0.0.1", 0, "test", most_head_bytes=10_000)
     await server.start()

@@ -51,6 +51,7 @@ class Connection(Declining):
     told_at: ClassVar[float] = 0.0  # when the log last heard of a refusal
 
     _quiet = 0  # bytes since a request or a part of a body was complete
+    _hosts = 0  # Host lines of the head that is read
     _within = False  # between the first byte of a request and its last
     _headed = False  # and its head was whole, so that an app has it
     _named: str | None = None
@@ -90,7 +91,7 @@ class Connection(Declining):
             self._refuse(400, f"at most {MOST_AHEAD} requests may be sent before an answer")
 
     def on_message_begin(self) -> None:
-        self._within, self._headed = True, False
+        self._within, self._headed, self._hosts = True, False, 0
         super().on_message_begin()
         extensions: dict[str, Any] = {
             LEAVE: self.on_leave, WHOLE: self.is_whole, ANSWER: self.answer, PUT: self.put
@@ -98,6 +99,15 @@ class Connection(Declining):
         if self._named is not None:
             extensions["tls"] = {"client_cert_name": self._named}
         self.scope["extensions"] = extensions
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        """As uvicorn's, which does not look for Host."""
+        name = name.lower()
+        if name == b"host":
+            self._hosts += 1
+        elif name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
 
     def is_whole(self) -> bool:
         """Has the body come? Then it need not be waited for, and no deadline set. Never said of
@@ -130,6 +140,9 @@ class Connection(Declining):
             if lines > MOST_LINES or head > self.most_bytes:
                 self._why = too_long(head, len(self.url), lines, self.most_bytes)
                 raise ValueError("refused")  # the parser says that to send_400_response
+        if self._hosts != 1 and (self._hosts or self.parser.get_http_version() == "1.1"):
+            self._why = 400, f"{self._hosts or 'no'} Host headers came: HTTP/1.1 wants exactly one"
+            raise ValueError("refused")
         self._headed = True
         super().on_headers_complete()
 

@@ -31,8 +31,8 @@ class Declining(HttpToolsProtocol):
             try:
                 self.parser.feed_data(data)
                 return
-            except httptools.HttpParserError:
-                self.send_400_response("Invalid HTTP request received.")
+            except httptools.HttpParserError as error:
+                self.send_400_response(f"this is no valid HTTP/1.1: {error}")
                 return
             except httptools.HttpParserUpgrade as offer:
                 data = self._head() + data[offer.args[0] :]

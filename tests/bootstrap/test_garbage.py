@@ -31,6 +31,7 @@ BODIES = {
     "a list of ranks": json.dumps([rank()] * 10).encode(),
     "form": b"attn_tp_size=1&attn_tp_rank=0",
 }
+PUT, GET = (b"%s HTTP/1.1\r\nHost: a\r\n" % what for what in (b"PUT /route", b"GET /ranks"))
 WIRES = {
     "tls": bytes.fromhex("160301020001000001fc0303") + b"\x00" * 500,
     "zmq": b"\xff\x00\x00\x00\x00\x00\x00\x00\x01\x7f\x03\x00NULL" + b"\x00" * 48,
@@ -39,17 +40,15 @@ WIRES = {
     "zeros": b"\x00" * 4096,
     "no such method": b"\xe2\x82\xac /route HTTP/1.1\r\n\r\n",
     "no version": b"GET /route\r\n\r\n",
-    "null in a header": b"GET /ranks HTTP/1.1\r\nX: a\x00b\r\n\r\n",
-    "folded header": b"GET /ranks HTTP/1.1\r\n folded\r\n\r\n",
-    "negative length": b"PUT /route HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
-    "huge length": b"PUT /route HTTP/1.1\r\nContent-Length: 99999999999999999999999\r\n\r\n",
-    "two lengths": b"PUT /route HTTP/1.1\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\nxx",
-    "bad chunk": b"PUT /route HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
-    "huge chunk": b"PUT /route HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n"
-    + b"f" * 20
-    + b"\r\n",
-    "smuggled": b"PUT /route HTTP/1.1\r\nContent-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
-    b"0\r\n\r\nGET /ranks HTTP/1.1\r\n\r\n",
+    "null in a header": GET + b"X: a\x00b\r\n\r\n",
+    "folded header": GET + b" folded\r\n\r\n",
+    "negative length": PUT + b"Content-Length: -1\r\n\r\n",
+    "huge length": PUT + b"Content-Length: 99999999999999999999999\r\n\r\n",
+    "two lengths": PUT + b"Content-Length: 1\r\nContent-Length: 2\r\n\r\nxx",
+    "bad chunk": PUT + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n",
+    "huge chunk": PUT + b"Transfer-Encoding: chunked\r\n\r\n" + b"f" * 20 + b"\r\n",
+    "smuggled": PUT + b"Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b"0\r\n\r\n" + GET + b"\r\n",
 }
 
 
@@ -107,7 +106,7 @@ async def test_what_is_no_request_is_closed(seat: Seat, name: str) -> None:
 async def test_random_bytes_harm_nobody(seat: Seat) -> None:
     await seat.put()
     dice = random.Random(7)
-    good = b"PUT /route HTTP/1.1\r\nContent-Length: 400\r\n\r\n" + json.dumps(rank()).encode()
+    good = PUT + b"Content-Length: 400\r\n\r\n" + json.dumps(rank()).encode()
     for _ in range(60):
         broken = bytearray(good)
         for _ in range(dice.randint(1, 8)):
@@ -119,7 +118,7 @@ async def test_random_bytes_harm_nobody(seat: Seat) -> None:
 async def test_a_request_that_comes_byte_by_byte_is_a_request(seat: Seat) -> None:
     body = json.dumps(rank()).encode()
     reader, writer = await asyncio.open_connection("127.0.0.1", seat.port)
-    for byte in b"PUT /route HTTP/1.1\r\nContent-Length: %d\r\n\r\n" % len(body) + body:
+    for byte in PUT + b"Content-Length: %d\r\n\r\n" % len(body) + body:
         writer.write(bytes([byte]))
         await writer.drain()
     assert b"200" in await asyncio.wait_for(reader.readline(), 10)

@@ -34,7 +34,7 @@ FAULTS = {
 BEGINNINGS = [
     b"", b"KVT1", b"\x00\x00\x00\x10", b"\xff\xff\xff\xff", b"\xff" + bytes(8) + b"\x7f",
     b"GET /route?", b"PUT /route HTTP/1.1\r\n",
-    b"POST /generate HTTP/1.1\r\ncontent-length: 99999999\r\n\r\n",
+    b"POST /generate HTTP/1.1\r\nhost: a\r\ncontent-length: 99999999\r\n\r\n",
     encode_frame(HoldFrame(protocol=PROTOCOL, room=1)), encode_frame(AbortFrame(reason="?")),
 ]  # fmt: skip
 
