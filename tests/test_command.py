@@ -102,7 +102,7 @@ def test_a_taken_port_is_one_sentence_naming_who_wanted_it(tmp_path: Path) -> No
         done = run("bootstrap", "--port", str(port), "--log-level", "warning", folder=tmp_path)
     assert done.returncode == 1
     wanted = f"bootstrap cannot listen on 127.0.0.1:{port}: Address already in use"
-    assert done.stderr == f"kvplane: {wanted}\n"
+    assert done.stderr == f"kvplane: {wanted}; --port chooses another\n"
 
 
 @pytest.mark.parametrize(

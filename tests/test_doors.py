@@ -80,6 +80,11 @@ async def test_a_taken_port_is_named_and_a_stopped_server_gives_it_back() -> Non
         PortTaken, match=f"a cannot listen on 127.0.0.1:{server.port}: Address already in use"
     ):
         bind("127.0.0.1", server.port, "a")
+    with pytest.raises(PortTaken, match="in use; --prometheus-port chooses another"):
+        bind("127.0.0.1", server.port, "metrics")
+    with pytest.raises(PortTaken) as elsewhere:  # another port would be no better
+        bind("192.0.2.1", 1, "a")
+    assert "chooses" not in str(elsewhere.value)
     await server.stop()
     bind("127.0.0.1", server.port).close()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import json
 import logging
 import socket
@@ -33,6 +34,7 @@ GRACE_S = 3.0  # open connections may end by themselves this long, then they are
 # Whose X-Forwarded-For is believed. Said here, for else an environment variable of uvicorn's says
 # it, and `*` in it would let anybody call himself 127.0.0.1, who may write.
 PROXIES = ("127.0.0.1", "::1")
+PORT_FLAGS = {"metrics": "--prometheus-port", "ingest": "--prometheus-port"}  # others: --port
 BACKLOG = 2048  # connections the kernel keeps for us while the loop is busy
 
 
@@ -75,6 +77,8 @@ def bind(host: str, port: int, name: str = "") -> socket.socket:
     except OSError as error:
         listener.close()
         who, why = f"{name} " if name else "", error.strerror or str(error)
+        if error.errno == errno.EADDRINUSE:
+            why += f"; {PORT_FLAGS.get(name, '--port')} chooses another"
         raise PortTaken(f"{who}cannot listen on {host}:{port}: {why}") from error
     return listener
 
