@@ -15,6 +15,7 @@ import hashlib
 from collections.abc import Iterator
 
 from .errors import GatewayError
+from .legs_wire import beyond_us
 from .rates import Bucket
 from .settings import AdmissionSettings, KeySettings
 from .tenants import tenant_salt
@@ -60,17 +61,23 @@ class Keys:
         if not self.guarded:
             return self._anybody
         given = _given(headers)
-        if not given:
+        if len(given) > 1:
+            raise GatewayError(
+                "invalid_api_key",
+                f"{len(given)} API keys that differ came (Authorization, x-api-key): send one",
+            )
+        if not given or given == {b""}:
             raise GatewayError(
                 "invalid_api_key", "an API key is needed: send it as Authorization: Bearer KEY"
             )
-        found = self._all.get(hashlib.sha256(given).digest())
+        found = self._all.get(hashlib.sha256(given.pop()).digest())
         if found is None:
             raise GatewayError("invalid_api_key", "this API key is not known here")
         return found
 
     def onward(self, headers: HeaderList) -> HeaderList:
         """The headers as engines may see them: no key that is ours alone."""
+        headers = beyond_us(headers)
         if not self.guarded:
             return headers
         return [pair for pair in headers if pair[0] not in CREDENTIALS] + self._upstream
@@ -81,10 +88,9 @@ def digest_of(key: str) -> str:
     return hashlib.sha256(key.encode()).hexdigest()
 
 
-def _given(headers: HeaderList) -> bytes:
-    """The key of a request; of two different ones none, for a proxy may have checked the other."""
-    found = {_bare(value) for name, value in headers if name in CREDENTIALS}
-    return found.pop() if len(found) == 1 else b""
+def _given(headers: HeaderList) -> set[bytes]:
+    """All keys of a request. Where two differ none counts: a proxy may have checked the other."""
+    return {_bare(value) for name, value in headers if name in CREDENTIALS}
 
 
 def _bare(value: bytes) -> bytes:

@@ -102,6 +102,13 @@ def forwarded(headers: Headers) -> list[tuple[bytes, bytes]]:
     return [(name, value) for name, value in headers if name.lower() in FORWARDED]
 
 
+def beyond_us(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
+    """A client's headers (names in small letters) without those its `connection` keeps to us."""
+    held = {word for name, value in headers if name == b"connection" for word in _words(value)}
+    held &= FORWARDED
+    return [pair for pair in headers if pair[0] not in held] if held else headers
+
+
 def passed_back(headers: Headers, stream: bool = False) -> list[tuple[bytes, bytes]]:
     """The engine's headers that the client may see; `connection` may name more to hold back.
 
@@ -110,10 +117,14 @@ def passed_back(headers: Headers, stream: bool = False) -> list[tuple[bytes, byt
     held, more = HELD_BACK, {b"content-length"} if stream else set()
     for name, value in headers:
         if name == b"connection":
-            more |= {word.strip().lower() for word in value.split(b",")}
+            more |= _words(value)
     if more:
         held = HELD_BACK | more
     return [(n, v) for n, v in headers if n not in held and not n.startswith(b"x-kvplane-")]
+
+
+def _words(value: bytes) -> set[bytes]:
+    return {word.strip().lower() for word in value.split(b",")}
 
 
 def kept_s(headers: Headers, usual_s: float) -> float:

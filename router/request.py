@@ -58,6 +58,8 @@ def parse(path: str, raw: bytes, request_id: str, headers: tuple[Any, ...] = ())
     prompts, batched = COUNTS[path](body)
     if prompts > MOST_PROMPTS:
         raise invalid("prompt", f"{prompts} prompts in one request; at most {MOST_PROMPTS}")
+    if isinstance(body.get("extra_key"), list) and not batched and path != "/generate":
+        raise invalid("extra_key", "'extra_key' must be a string beside one prompt, not an array")
     samples = _samples(path, body)
     if prompts * samples > MOST_ROOMS:
         many = f"{prompts} prompts x n {samples}"

@@ -78,6 +78,16 @@ async def test_engines_get_what_is_theirs_and_both_legs_the_same(path: str) -> N
             assert left[0] == left[1]
 
 
+@pytest.mark.parametrize("path", ["/generate", "/v1/embeddings"])
+async def test_what_a_clients_connection_names_is_not_sent_on(path: str) -> None:
+    async with gatehouse({"p1": GOOD, "d1": GOOD}) as house:
+        head = await send(house, path, PASSED | {b"connection": b"close, TraceState"})
+        assert b" 200 " in head
+        for engine in ("p1", "d1")[: 2 if path == "/generate" else 1]:
+            found = seen(house, engine)
+            assert b"tracestate" not in found and b"traceparent" in found
+
+
 @pytest.mark.parametrize(
     ("admission", "sent", "upstream"),
     [

@@ -59,6 +59,24 @@ def test_anything_else_is_nobody(headers: HeaderList) -> None:
     assert "sk-" not in str(refused.value)
 
 
+@pytest.mark.parametrize("other", [(b"x-api-key", b"sk-default"), (b"authorization", b"Basic x")])
+def test_two_keys_that_differ_are_told_so(other: tuple[bytes, bytes]) -> None:
+    with pytest.raises(GatewayError, match="2 API keys that differ came") as refused:
+        Keys(BOTH).of([*bearer("sk-team-key"), other])
+    assert refused.value.status == 401 and "sk-" not in str(refused.value)
+
+
+def test_what_connection_names_is_for_us_alone_but_our_own_key_goes_on() -> None:
+    trace, hop = (b"traceparent", b"00-1-2-01"), (b"connection", b"keep-alive, TraceParent")
+    nobodys = Keys(AdmissionSettings())
+    assert nobodys.onward([trace, hop, *bearer("a")]) == [hop, *bearer("a")]
+    assert nobodys.onward([(b"connection", b"Authorization"), *bearer("a")])[1:] == []
+    kept = [(b"connection", b"keep-alive"), trace]
+    assert nobodys.onward(kept) is kept
+    own = (b"connection", b"authorization")
+    assert Keys(BOTH).onward([own, *bearer("sk-team-key")]) == [own, *bearer("sk-default")]
+
+
 def test_without_keys_everybody_is_let_in_and_his_own_key_goes_on_to_the_engine() -> None:
     keys = Keys(AdmissionSettings())
     headers = [*bearer("of-the-engine"), (b"x-api-key", b"too"), (b"traceparent", b"t")]
