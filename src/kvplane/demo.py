@@ -139,9 +139,12 @@ async def demo(
         say(f"gateway    up   {url}   index in memory, knowledge exact")
         await _chat(session, say)
         say(f"all of it took {time.monotonic() - began:.1f} s")
-        if not once:
+        page = f"{url}/dashboard      the page: fleet, prompts, rooms, diagnosis"
+        if once:
+            say(f"without --once it goes on serving, and has {page}")
+        else:
             say(f"serving on {url} until Ctrl-C; in another terminal try")
-            say(f"  {url}/dashboard      the page: fleet, prompts, rooms, diagnosis")
+            say(f"  {page}")
             say(f"  curl {url}/index/workers        who holds how many blocks")
             say(f"  curl '{url}/rooms?limit=1'      what happened to the last request, and why")
             await until_told()

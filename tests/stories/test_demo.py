@@ -46,6 +46,7 @@ async def test_once_answers_two_turns_hits_and_leaves_nothing(tmp_path: Path) ->
     text = out.decode()
     assert process.returncode == 0, text
     assert "port 8000 is taken" in text
+    assert re.search(r"http://127.0.0.1:\d+/dashboard ", text)
     cached = re.findall(r"predicted (\d+) tokens, actual (\d+)", text)
     assert len(cached) == 2 and cached[0] == ("0", "0")
     assert cached[1][0] == cached[1][1] != "0"
