@@ -62,6 +62,12 @@ def test_nothing_listens_on_all_addresses_unless_it_is_told_to() -> None:
         (("index", "--redis", "redis://u:secret@h:x"), {}, "redis = 'redis://***@h:x' (flag --red"),
         (("rank", "x", "--url", "http://"), {}, "url = 'http://' (flag --url): must be like"),
         (("rank", "x", "--url", "http://h:99999"), {}, "must be like http://127.0.0.1:8000"),
+        (
+            ("tail", "--after", "yesterday"),
+            {},
+            "after = 'yesterday' (flag --after): must be the cur",
+        ),
+        (("tail", "--after", "1-2.3_"), {}, "after = '1-2.3_' (flag --after): must be the cursor"),
         (("healthy", "nonsense"), {}, "url = 'nonsense' (argument): must be like http://"),
         (("router",), {"router": 3}, "router = 3 (file): must be a table"),
         (("router",), {"workers": {}}, "workers = {} (file): must be [[workers]]"),

@@ -67,8 +67,22 @@ async def ask(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
         except (aiohttp.ContentTypeError, ValueError):
             found = None
     if not isinstance(found, dict) or not isinstance(found.get("findings"), list):
+        if answer.status == 404 and await _is_index(session, url):
+            raise terminal.NotKvplane(
+                "this is an index process, which has no diagnosis; --url wants a gateway's "
+                f"address, like {USUAL_URL}"
+            )
         raise terminal.NotKvplane(f"is this a gateway? /diagnosis answered {answer.status}")
     return found
+
+
+async def _is_index(session: aiohttp.ClientSession, url: str) -> bool:
+    async with session.get(f"{url}/index/stats") as answer:
+        try:
+            found = await answer.json()
+        except (aiohttp.ContentTypeError, ValueError):
+            return False
+    return isinstance(found, dict) and "store_down_s" in found
 
 
 def lines(diagnosis: Mapping[str, Any], where: str) -> Iterator[str]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from kvplane.options_kinds import (
     Key,
     credential,
+    cursor,
     http_url,
     one_of,
     port,
@@ -129,7 +130,8 @@ BOOTSTRAP_KEYS = (
 )
 URL = Key("url", http_url, "http://127.0.0.1:8000", "a gateway or an index service")
 MODEL = Key("model", text, "", "model name; needed where not exactly one is served")
-AFTER = Key("after", text, "", "cursor to go on from; none = from now on")
+SALT = Key("salt", text, "", "cache_salt of the prompt; none = blocks that all may share")
+AFTER = Key("after", cursor, "", "cursor to go on from; none = from now on")
 EVIDENCE = Key(
     "evidence_secs",
     whole(0, 10**7),
@@ -158,7 +160,7 @@ COMMANDS: dict[str, Command] = {
     "engine": Command("One tiny real engine on CPU.", ENGINE_KEYS),
     "rank": Command(
         "Who holds the blocks of a prompt.",
-        (URL, MODEL),
+        (URL, MODEL, SALT),
         (Key("prompt", text, None, "text of the prompt"),),
     ),
     "healthy": Command(

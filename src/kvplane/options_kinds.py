@@ -6,10 +6,13 @@ tables are made of these. Open it to add a kind of value.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
+
+CURSOR = re.compile(r"[0-9a-f-]{1,40}\.[0-9]{1,19}")  # one shard: where its stream is, which entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +54,14 @@ def credential(value: str) -> str:
     """A key that can travel in a header as it is."""
     if not all("!" <= one <= "~" for one in value):
         raise ValueError("must be printable ASCII without blanks, as it travels in a header")
+    return value
+
+
+def cursor(value: str) -> str:
+    """A place in a change stream, of whatever store; "" = from now on."""
+    parts = value.split("_") if value else ()
+    if not all(CURSOR.fullmatch(part) for part in parts):
+        raise ValueError("must be the cursor of a change or of a snapshot, like 1796000000000-0.42")
     return value
 
 

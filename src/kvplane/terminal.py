@@ -42,7 +42,8 @@ async def rank(told: Settings) -> int:
             return 1
         client = IndexClient(session, f"{told['url']}/index", TIMEOUT_S)
         try:
-            found = await client.rank({"model": model, "prompt": told["prompt"]})
+            salt = {"salt": told["salt"]} if told["salt"] else {}
+            found = await client.rank({"model": model, "prompt": told["prompt"], **salt})
         except IndexRefused as error:
             complain(error.message)
             return 1
