@@ -14,6 +14,7 @@ import json
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass
+from errno import ECONNREFUSED
 from typing import Any
 
 import aiohttp
@@ -155,6 +156,7 @@ class Caller:
 
 def _why(error: aiohttp.ClientConnectorError) -> str:
     cause = getattr(error, "os_error", error)  # a refused certificate has none
-    if isinstance(cause, ConnectionRefusedError):
+    refused = f"[Errno {ECONNREFUSED}]"  # so a name says it that has several addresses
+    if isinstance(cause, ConnectionRefusedError) or refused in str(cause):
         return "connection refused"
     return getattr(cause, "strerror", None) or str(cause) or type(cause).__name__

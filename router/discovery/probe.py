@@ -11,7 +11,11 @@ what the answers mean. Open it to change which routes are asked.
 from __future__ import annotations
 
 import asyncio
+import os
+import socket
+import ssl
 from dataclasses import dataclass, field
+from errno import ECONNREFUSED
 from typing import Any
 
 import aiohttp
@@ -142,5 +146,24 @@ async def _get(
             return answer.status, bytes(body)
     except TimeoutError as error:
         raise ProbeFailed(f"GET {url}: no answer in {settings.deadline_s} s") from error
+    except aiohttp.ClientConnectorError as error:
+        raise ProbeFailed(_unreached(error)) from error
     except (aiohttp.ClientError, OSError, ValueError) as error:
         raise ProbeFailed(f"GET {url}: {error or type(error).__name__}") from error
+
+
+def _unreached(error: aiohttp.ClientConnectorError) -> str:
+    """Why there was no connection, in words for a person; a name may have several addresses."""
+    host = f"[{error.host}]" if ":" in error.host else error.host
+    where, cause = f"{host}:{error.port}", getattr(error, "os_error", None)
+    if cause is None or isinstance(cause, ssl.SSLError):  # None: a certificate is not believed
+        failed = cause or getattr(error, "certificate_error", None)
+        why = getattr(failed, "verify_message", "") or getattr(failed, "reason", "")
+        return f"{where} cannot be reached: TLS: {why or 'the handshake failed'}"
+    if isinstance(cause, ConnectionRefusedError) or f"[Errno {ECONNREFUSED}]" in str(cause):
+        return f"{where} refused the connection"
+    if isinstance(cause, socket.gaierror):
+        return f"{where} cannot be reached: no such name: {cause.strerror or error.host}"
+    number = cause.errno or 0
+    why = os.strerror(number) if number > 0 else cause.strerror or type(cause).__name__
+    return f"{where} cannot be reached: {why}"

@@ -24,7 +24,8 @@ STAGE_WIDTH = 17
 
 async def doctor(told: Settings) -> int:
     """The whole command."""
-    if told["url"] is None and told.workers:
+    terminal.say(which(told))
+    if _visits(told):
         from kvplane.doctor_visit import visit  # a whole gateway: only who needs it waits for it
 
         return await visit(told)
@@ -40,6 +41,26 @@ async def doctor(told: Settings) -> int:
         terminal.say(f"         nobody answers at {url}")
         terminal.say("         next: start it (kvplane router, kvplane all), or name its --url")
         return 1
+
+
+def _visits(told: Settings) -> bool:
+    """Named workers, by flags or in kvplane.toml, and no gateway beside them."""
+    return told["url"] is None and bool(told.workers)
+
+
+def which(told: Settings) -> str:
+    """Which of the two this is, and how to do the other: requests cost engines something."""
+    if _visits(told):
+        count = len(told.workers)
+        named = f"the {count} workers that are" if count > 1 else "the one worker that is"
+        return (
+            f"visiting {named} named (flags or kvplane.toml), with real requests; "
+            "to ask a gateway that runs: kvplane doctor --url URL"
+        )
+    return (
+        f"asking the gateway at {told['url'] or USUAL_URL}; to visit engines with real requests: "
+        "kvplane doctor --prefill URL [PORT] --decode URL"
+    )
 
 
 def bearer(key: str) -> dict[str, str]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
+from errno import ECONNREFUSED
 from typing import Any
 
 import aiohttp
@@ -83,8 +84,12 @@ async def _json(answer: aiohttp.ClientResponse) -> Any:
 def unreachable(url: str, error: BaseException) -> str:
     """Why a question to `url` got no answer, for a person."""
     if isinstance(error, aiohttp.ClientConnectorError):
-        number = error.os_error.errno or 0
-        why = os.strerror(number) if number > 0 else error.os_error.strerror or str(error)
+        cause = getattr(error, "os_error", None)  # a certificate that is not believed has none
+        number = getattr(cause, "errno", None) or 0
+        if f"[Errno {ECONNREFUSED}]" in str(cause):  # of each address that a name has
+            number = ECONNREFUSED
+        why = getattr(cause, "strerror", None) or type(cause or error).__name__
+        why = os.strerror(number) if number > 0 else why
         return f"{url} cannot be reached: {why}; is a gateway running there? (--url)"
     if isinstance(error, TimeoutError):
         return f"{url}: no answer in time"

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import socket
+import ssl
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
 import aiohttp
 import pytest
+import trustme
+from aiohttp.client_reqrep import ConnectionKey
 from kit.engine import HANG, FakeEngine, fake_engine
 from kit.peer import Call, answer, peer
 from kit.ports import free_port
@@ -98,8 +102,56 @@ async def test_a_silent_engine_is_not_waited_for(session: aiohttp.ClientSession)
 
 
 async def test_an_engine_that_is_down_is_named(session: aiohttp.ClientSession) -> None:
-    with pytest.raises(ProbeFailed, match=r"127\.0\.0\.1"):
-        await probe(session, declared(f"http://127.0.0.1:{free_port()}"), SETTINGS)
+    port = free_port()
+    for host in ("127.0.0.1", "localhost"):  # the second has several addresses on many machines
+        with pytest.raises(ProbeFailed) as failed:
+            await probe(session, declared(f"http://{host}:{port}"), ProbeSettings())
+        assert str(failed.value) == f"{host}:{port} refused the connection"
+
+
+NAMELESS = socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+UNREACHED = [
+    (ConnectionRefusedError(111, "Connect call failed ('::1', 5)"), "h:5 refused the connection"),
+    (OSError("Multiple exceptions: [Errno 111] Connect call failed"), "h:5 refused the connection"),
+    (OSError(113, "Connect call failed ('1.1.1.1', 5)"), "h:5 cannot be reached: No route to host"),
+    (NAMELESS, "h:5 cannot be reached: no such name: Name or service not known"),
+    (OSError(None, None), "h:5 cannot be reached: OSError"),
+]
+
+
+@pytest.mark.parametrize(("cause", "said"), UNREACHED)
+async def test_why_there_was_no_connection_is_said_without_a_librarys_words(
+    cause: OSError, said: str
+) -> None:
+    at = ConnectionKey("h", 5, False, True, None, None, None)
+
+    class Unreached:
+        def get(self, *_: object, **__: object) -> Any:
+            raise aiohttp.ClientConnectorError(at, cause)
+
+    with pytest.raises(ProbeFailed) as failed:
+        await alive(Unreached(), declared("http://h:5"), SETTINGS)  # type: ignore[arg-type]
+    assert str(failed.value) == said
+
+
+@pytest.mark.parametrize("speaks", [False, True])
+async def test_tls_that_fails_is_said_without_a_librarys_words(
+    session: aiohttp.ClientSession, speaks: bool
+) -> None:
+    certificate = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    trustme.CA().issue_cert("127.0.0.1").configure_cert(certificate)
+
+    async def serve(call: Call) -> None:
+        await call.send(answer(b"no TLS here", 400))
+
+    async with peer(serve, certificate if speaks else None) as engine:
+        url = f"https://127.0.0.1:{engine.port}"
+        with pytest.raises(ProbeFailed) as failed:
+            await alive(session, declared(url), ProbeSettings())
+    said = str(failed.value)
+    assert said.startswith(f"127.0.0.1:{engine.port} cannot be reached: TLS: "), said
+    assert ("WRONG_VERSION" in said) is not speaks and ("certificate" in said) is speaks
+    assert "ssl:" not in said and "Cannot connect" not in said
 
 
 @pytest.mark.parametrize("info", [HANG, 500, b"{", b"x" * 20_000])

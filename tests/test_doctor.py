@@ -1,0 +1,63 @@
+"""Doctor: it says first what it is about to do, since one of the two costs engines requests."""
+
+from __future__ import annotations
+
+import pytest
+from kit.ports import free_port
+
+from kvplane import doctor_visit
+from kvplane.doctor import doctor, which
+from kvplane.settings import Settings, parser, resolve
+
+
+def told(*words: str, file: dict[str, object] | None = None) -> Settings:
+    return resolve(vars(parser().parse_args(["doctor", *words])), {}, file or {})
+
+
+NAMED: dict[str, object] = {"workers": [{"url": "http://p:1", "role": "prefill"}]}
+VISIT = "with real requests; to ask a gateway that runs: kvplane doctor --url URL"
+ASK = "to visit engines with real requests: kvplane doctor --prefill URL [PORT] --decode URL"
+
+
+@pytest.mark.parametrize(
+    ("words", "file", "said"),
+    [
+        ([], {}, f"asking the gateway at http://127.0.0.1:8000; {ASK}"),
+        (["--url", "http://g:1"], NAMED, f"asking the gateway at http://g:1; {ASK}"),
+        ([], NAMED, f"visiting the one worker that is named (flags or kvplane.toml), {VISIT}"),
+        (
+            ["--prefill", "http://p:1", "--decode", "http://d:1"],
+            {},
+            f"visiting the 2 workers that are named (flags or kvplane.toml), {VISIT}",
+        ),
+    ],
+)
+def test_it_says_which_of_the_two_it_does(
+    words: list[str], file: dict[str, object], said: str
+) -> None:
+    assert which(told(*words, file=file)) == said
+
+
+async def test_it_is_said_before_any_engine_is_asked(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before: list[str] = []
+
+    async def visit(settings: Settings) -> int:
+        before.append(capsys.readouterr().out)
+        return 0
+
+    monkeypatch.setattr(doctor_visit, "visit", visit)
+    settings = told(file=NAMED)
+    assert await doctor(settings) == 0 and before == [which(settings) + "\n"]
+
+
+async def test_it_is_said_first_where_no_gateway_answers(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    settings = told("--url", f"http://localhost:{free_port()}")
+    assert await doctor(settings) == 1
+    out, complaint = capsys.readouterr()
+    first, second, *_ = out.splitlines()
+    assert first == which(settings) and second.startswith("BLOCKS")
+    assert f"{settings['url']} cannot be reached: Connection refused; is a gateway" in complaint
