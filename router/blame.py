@@ -5,7 +5,7 @@ it on the `guilty` side, or on the pair where it is `shared`. Open it to change 
 failure is shown, or by which words of an engine a fault is laid on its peer.
 
     4xx of either leg     reaches the client as it is
-    refused, 503          503 prefill_failed | decode_failed
+    refused, 503          503 prefill_failed | decode_failed      (refused: stage connect)
     5xx, cut, malformed   502 prefill_failed | decode_failed     (transfer_failed where the engine
     a deadline            504 deadline_exceeded                   names the stage that failed)
 """
@@ -60,6 +60,8 @@ class LegFailed(Exception):
     def guilty(self) -> Side:
         """Who caused it. A transfer that failed before its blocks were verified is prefill's: it
         was not found, not reached, or sent what nobody may use. Whoever reported it."""
+        if self.leg is not None:
+            return self.side  # no engine said anything
         if self.cause.stage is not None:
             return Side.DECODE if self.cause.stage == Stage.CONSUME else Side.PREFILL
         if _holds(self.said, OF_PEER[self.side]):
@@ -69,7 +71,9 @@ class LegFailed(Exception):
     @property
     def shared(self) -> bool:
         """A transfer failed, and nothing tells on which side."""
-        if self.cause.stage is not None or _holds(self.said, OF_PEER[self.side]):
+        if self.leg is not None or self.cause.stage is not None:
+            return False
+        if _holds(self.said, OF_PEER[self.side]):
             return False
         return _holds(self.said, OF_BOTH)
 
@@ -108,12 +112,14 @@ class LegFailed(Exception):
 def leg_broke(side: Side, worker: str, leg: LegError) -> LegFailed:
     """No answer, or only a part of one."""
     code, status = f"{side}_failed", 502
+    stage = None
     if isinstance(leg, (Refused, TlsFailed, PoolFull)) or leg.phase is Phase.CONNECT:
         status = 503
+        stage = None if isinstance(leg, PoolFull) else Stage.CONNECT.value  # a full pool is ours
     elif isinstance(leg, TimedOut):
         code, status = "deadline_exceeded", 504
     message = f"{side} {worker}: {leg.detail}"
-    cause = GatewayError(code, message, status=status)
+    cause = GatewayError(code, message, status=status, stage=stage)
     if isinstance(leg, PoolFull):
         cause.retry_after = "1"
     return LegFailed(side, worker, cause, leg=leg)

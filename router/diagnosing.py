@@ -17,6 +17,7 @@ from kvplane.index import IndexFault, StoreUnfit
 from kvplane.vocabulary import Pod, Role, Stage, WorkerUp
 
 from .diagnosis import MOST_ATTEMPTS, RECENT_S, Scene, report
+from .discovery.facts import bootstrap_port
 from .engines import get
 from .evidence import MOST_REFUSED
 from .fleet import Waited
@@ -70,16 +71,19 @@ async def scene(gateway: Gateway, desk: Discovered | None) -> Scene:
 
 
 async def _ports(gateway: Gateway, waiting: Iterable[Waited]) -> dict[Pod, int]:
-    """Where prefills that cannot be found say that their rank directory listens."""
+    """Where prefills say that their rank directory listens; asked are those that cannot be found
+    and did not tell yet."""
     lost = [
         target.up
         for target in gateway.fleet.targets(Role.PREFILL)
         if target.pulse.lost is not None and target.worker.dp_rank == 0
     ]
+    known = {up.pod: up.own_bootstrap_port for up in lost}
     lost += [one.declared for one in waiting if one.stage == Stage.REGISTER]
-    asked = lost[:MOST_PORTS]
+    asked = [up for up in lost if known.get(up.pod) is None][:MOST_PORTS]
     told = await asyncio.gather(*(_port(gateway, up) for up in asked))
-    return {up.pod: port for up, port in zip(asked, told, strict=True) if port is not None}
+    known |= {up.pod: port for up, port in zip(asked, told, strict=True)}
+    return {pod: port for pod, port in known.items() if port is not None}
 
 
 async def _port(gateway: Gateway, up: WorkerUp) -> int | None:
@@ -89,8 +93,7 @@ async def _port(gateway: Gateway, up: WorkerUp) -> int | None:
         told = msgspec.json.decode(body) if status == 200 else {}
     except (LegError, TimeoutError, msgspec.DecodeError, msgspec.ValidationError, RecursionError):
         return None
-    port = told.get("disaggregation_bootstrap_port") if isinstance(told, dict) else None
-    return port if type(port) is int and 0 < port < 65536 else None
+    return bootstrap_port(told) if isinstance(told, dict) else None
 
 
 async def _queues(gateway: Gateway, stuck: Iterable[str]) -> dict[str, str]:

@@ -29,7 +29,7 @@ from .meeting import Meeting
 from .patterns import patterns
 from .verdicts import Verdict
 
-DOWN = ("connection-refused", "unhealthy")
+DOWN = ("connection-refused", "unhealthy", "pool-down")
 RECENT_S = 300.0  # evidence that is older says nothing about now
 MOST_ATTEMPTS = 2000  # of those, the newest
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from kvplane.vocabulary import Pod, Role, Shape, Stage, WorkerUp
 
-from .findings import STAGES, Finding
+from .findings import MOST_NAMED, STAGES, Finding
 from .fleet import Fleet, Waited
 from .pairing import misfit
 from .policies import Candidate
@@ -37,7 +37,24 @@ def plane(
             if side not in meant and not _any(fleet, waiting, side, model):
                 step = f"start a {side} of model {model!r}, or name one with --{side}"
                 yield _empty(f"model {model!r}: no {side} worker is named", f"{side} pool", step)
+            yield from _all_gone(fleet, waiting, side, model)
         yield from _misfits(fleet, model, compatible)
+
+
+def _all_gone(fleet: Fleet, waiting: Sequence[Waited], side: Role, model: str) -> Iterable[Finding]:
+    """Several are named and none of them is left. One alone says so itself."""
+    if fleet.selectable(side, model):
+        return
+    here = [one for one in fleet.targets(side) if one.serves(model) and not one.worker.dp_rank]
+    names = [f"{one.worker.pod} ({one.trouble or 'not used'})" for one in here]
+    names += [f"{one.declared.pod} ({one.reason})" for one in _coming(waiting, side, model)]
+    if len(names) < 2:
+        return
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    sentence = f"model {model!r}: no {side} of {len(names)} is left: "
+    sentence += ", ".join(names[:MOST_NAMED]) + more
+    step = f"bring one {side} back, or name another with --{side}; what keeps each is said below"
+    yield Finding("plane", True, sentence, f"{side} pool", step, Stage.POOL, "pool-down")
 
 
 def _empty(sentence: str, culprit: str, step: str) -> Finding:
@@ -46,8 +63,12 @@ def _empty(sentence: str, culprit: str, step: str) -> Finding:
 
 def _any(fleet: Fleet, waiting: Sequence[Waited], role: Role, model: str) -> bool:
     here = (target.serves(model) for target in fleet.targets(role))
-    coming = (one.declared.model in ("", model) for one in waiting if one.declared.role is role)
-    return any(here) or any(coming)
+    return any(here) or bool(_coming(waiting, role, model))
+
+
+def _coming(waiting: Sequence[Waited], role: Role, model: str) -> list[Waited]:
+    found = (one for one in waiting if one.declared.role is role)
+    return [one for one in found if one.declared.model in ("", model)]
 
 
 def _misfits(fleet: Fleet, model: str, compatible: Compatible) -> Iterable[Finding]:

@@ -144,7 +144,7 @@ def _refusal(meeting: Meeting) -> Failure:
 def failure(meeting: Meeting, fleet: Fleet) -> Failure:
     """Why one attempt failed, as its evidence has it."""
     error = meeting.error or {}
-    record = _broken(meeting, error)
+    record = None if _unreached(error) else _broken(meeting, error)
     room = str(record.room) if record is not None else next(map(str, meeting.rooms), "")
     name = f"room {room}" if room else f"request {meeting.request_id}"
     if record is None:
@@ -223,18 +223,24 @@ def _leg(meeting: Meeting, error: dict[str, Any]) -> tuple[Stage, str, str, str,
     """Stage, rule, culprit, why and next step where no stage was told: the leg that failed."""
     side = str(error.get("side") or "")
     culprit, why = _named(meeting, side), str(error.get("message") or "no reason given")
+    if _unreached(error):
+        rule = "connection-refused" if error["leg"] == "Refused" else "connect-failed"
+        return Stage.CONNECT, rule, culprit, why, "start it, or see that its port is open from here"
     if named := error.get("stage"):
         stage = Stage(named)
         made = StageRecord(meeting.rooms[0] if meeting.rooms else 0, stage, "failed", 0.0, why)  # type: ignore[arg-type]
         return stage, _rule(made), culprit, why, STAGES[stage][1]
-    if error.get("leg") == "Refused":
-        step = "start it, or see that its port is open from here"
-        return Stage.CONNECT, "connection-refused", culprit, why, step
     begun = Stage.END if meeting.first_byte is not None else Stage.FIRST_BYTE
     if error.get("leg") == "TimedOut" and meeting.rooms and meeting.prefill_ended is None:
         step = f"no engine told what it waits for; look at the queues in the metrics of {culprit}"
         return begun, "no-answer", culprit, why, step
     return begun, f"{begun}-failed", culprit, why, STAGES[begun][1]
+
+
+def _unreached(error: dict[str, Any]) -> bool:
+    """Did the gateway itself not get through? Then nothing that engines met with explains it."""
+    leg = error.get("leg")
+    return leg == "Refused" or (leg is not None and error.get("stage") == Stage.CONNECT)
 
 
 def _how_far(meeting: Meeting) -> str:

@@ -19,7 +19,7 @@ from .suspicions import Cause
 from .target import Target
 from .verdicts import Verdict
 
-REFUSED = ("refused", "connect call failed", "cannot connect")  # as sockets and clients say it
+REFUSED = ("refused", "cannot be reached")  # as sockets say it, and discovery's probe
 RULES = {Cause.SILENT: "stream-silent", Cause.TOKENS: "tokenizer-differs"}
 PORTS = Mapping[Pod, int]
 
@@ -27,7 +27,7 @@ PORTS = Mapping[Pod, int]
 def refused(reason: str) -> bool:
     """Does a reason say that nobody listens there?"""
     low = reason.lower()
-    return any(word in low for word in REFUSED)
+    return "answered" not in low and any(word in low for word in REFUSED)
 
 
 def named(fleet: Fleet, declared: Mapping[Pod, WorkerUp]) -> Iterable[Finding]:
@@ -80,7 +80,8 @@ def _unfound(
     told = ports.get(up.pod)
     missing = "missing" in reason.lower() or "not fully registered" in reason
     if not missing and told is not None and up.bootstrap_port not in (None, told):
-        sentence += f"; the engine itself says that its rank directory is at port {told}"
+        if f" {told}" not in reason:
+            sentence += f"; the engine itself says that its rank directory is at port {told}"
         step = f"name it with --prefill {up.url} {told}"
         culprit = f"bootstrap port of {up.pod}"
         return Finding(about, blocks, sentence, culprit, step, stage, "wrong-bootstrap-port")

@@ -8,7 +8,8 @@ was seen. Open it to change how often a rank directory is looked at, or which fa
              +---- failures in a row, each named --+   by stage and host:port
 
 One look is out per address, whoever waits for it; an address that fails is asked ever more seldom.
-A prefill that is lost gets no requests: they would only wait for a meeting that cannot be.
+A prefill that is lost gets no requests: they would only wait for a meeting that cannot be. So is
+one whose directory is elsewhere: what answers where it was named is another prefill's.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import asyncio
 import logging
 import weakref
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Protocol
 
 from kvplane.bootstrap import Address, BootstrapError, Silent, Topology
@@ -30,6 +32,23 @@ from .settings import WatchSettings
 from .target import Lost, bootstrap_host
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(eq=False)
+class Elsewhere(BootstrapError):
+    """Somebody else's directory answers where this prefill was named: a decode would look for its
+    room among ranks that never heard of it."""
+
+    address: str
+    own: int
+    stage: Stage = Stage.RESOLVE_TOPOLOGY
+
+    def __str__(self) -> str:
+        named = self.address.rpartition(":")[2]
+        return (
+            f"the rank directory at {self.address} is another engine's: it was named with "
+            f"bootstrap port {named}, the engine itself says that its own is {self.own}"
+        )
 
 
 class Asking(Protocol):
@@ -118,6 +137,8 @@ class Directories:
             line = self._lines.setdefault(address, asyncio.Lock())
             async with line:
                 found = await self._client.topology(address, self._settings.deadline_s)
+            if worker.own_bootstrap_port not in (None, port) and not _its_own(worker, found[1]):
+                raise Elsewhere(address, worker.own_bootstrap_port or 0)
             outcome = "found"
             return found
         except BootstrapError as error:
@@ -139,3 +160,11 @@ class Directories:
 
     def _waits(self) -> Iterator[float]:
         return backoff(self._settings.first_wait_s, most_s=self._settings.most_wait_s)
+
+
+def _its_own(worker: WorkerUp, life: Generation | None) -> bool:
+    """Is a directory at another port than the engine tells still its own, behind a forwarded port?
+    Its life says so, where both tell theirs; else a host that was named for the directory alone."""
+    if life is not None and worker.generation is not None and worker.engine == "kvplane":
+        return life == worker.generation
+    return worker.bootstrap_host is not None

@@ -40,6 +40,7 @@ def filled(declared: WorkerUp, said: Answers, before: WorkerUp | None = None) ->
     `before` is what was known until now: what a page that did not come would have said stays.
     """
     own = _object(said.info.get("kvplane"))
+    own_port = bootstrap_port(said.info)
     engine = family(declared, said)
     dp_size = max(declared.dp_size, _told_ranks(said.info), _ranks(said.sources))
     found = published(declared, said.info, said.sources, dp_size)
@@ -51,8 +52,8 @@ def filled(declared: WorkerUp, said: Answers, before: WorkerUp | None = None) ->
         engine=engine,
         model=model,
         adapters=others,
-        bootstrap_port=declared.bootstrap_port
-        or _count(said.info, "disaggregation_bootstrap_port"),
+        bootstrap_port=declared.bootstrap_port or own_port,
+        own_bootstrap_port=own_port,
         events=found.events,
         replay=found.replay,
         block_size=_block_size(declared, said, page, before),
@@ -65,6 +66,12 @@ def filled(declared: WorkerUp, said: Answers, before: WorkerUp | None = None) ->
         topic=declared.topic or found.topic,
         asleep=page.asleep if page else before is not None and before.asleep,
     )
+
+
+def bootstrap_port(info: Facts) -> int | None:
+    """Where an engine says that its own rank directory listens."""
+    port = _count(info, "disaggregation_bootstrap_port")
+    return port if port is not None and port < 65536 else None
 
 
 def family(declared: WorkerUp, said: Answers) -> str:

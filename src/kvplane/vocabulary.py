@@ -275,6 +275,7 @@ class WorkerUp:
     model: str = ""  # "" = ask the engine
     bootstrap_host: str | None = None  # None = host of url
     bootstrap_port: int | None = None
+    own_bootstrap_port: int | None = None  # as the engine itself tells it, whatever was declared
     events: tuple[str, ...] = ()  # ZMQ endpoint per dp rank; empty = no events
     replay: tuple[str, ...] = ()  # same order; empty = no replay
     block_size: int | None = None  # tokens; None = learn from the engine or its events

@@ -41,6 +41,16 @@ def test_a_leg_that_broke_is_a_gateway_status(
     assert failed.cause.message == "prefill p1: why"
     assert failed.status == 0
     assert not failed.callers_mistake
+    reached = phase is not Phase.CONNECT or kind is PoolFull
+    assert failed.cause.stage == (None if reached else "connect")
+
+
+@pytest.mark.parametrize("side", list(Side))
+@pytest.mark.parametrize("kind", [Refused, TlsFailed, TimedOut])
+def test_who_could_not_be_reached_is_to_blame_itself(side: Side, kind: type[LegError]) -> None:
+    failed = leg_broke(side, "w", kind("1.2.3.4:5", Phase.CONNECT, "transfer error"))
+    assert (failed.guilty, failed.shared) == (side, False)
+    assert failed.cause.shape()["error"]["stage"] == "connect"
 
 
 ANSWERS = [

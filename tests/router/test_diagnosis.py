@@ -9,6 +9,7 @@ import pytest
 
 from kvplane.router.breaker import Breakers, Outcome
 from kvplane.router.diagnosis import Scene, findings, report
+from kvplane.router.directories import Elsewhere
 from kvplane.router.discovery import Waiting
 from kvplane.router.drift import Compared
 from kvplane.router.findings import STAGES, Finding
@@ -113,7 +114,7 @@ def test_an_unhealthy_worker_is_named_with_its_reason_and_blocks_where_it_is_alo
 def test_a_worker_where_nobody_listens_is_a_refused_connection() -> None:
     fleet = plane()
     for _ in range(3):
-        fleet.mark_health(Pod("p1"), False, 0.0, "GET http://p1:1: Cannot connect to host")
+        fleet.mark_health(Pod("p1"), False, 0.0, "p1:1 refused the connection")
     assert only(told(fleet)) == ("connection-refused", Stage.CONNECT, "p1", True)
 
 
@@ -121,6 +122,39 @@ def lost(text: str, stage: Stage = Stage.REGISTER, port: int | None = 9) -> Flee
     fleet = plane(replace(PREFILL, bootstrap_port=port))
     fleet.mark_lost(Pod("p1"), Lost(stage, text))
     return fleet
+
+
+def test_who_answers_did_not_refuse_whatever_it_says_of_others() -> None:
+    fleet = plane()
+    for _ in range(3):
+        fleet.mark_health(Pod("p1"), False, 0.0, "GET /health answered 503: n1 cannot be reached")
+    assert only(told(fleet)) == ("unhealthy", Stage.AVAILABILITY, "p1", True)
+
+
+def test_where_nobody_of_a_side_is_left_that_is_said_first_and_then_each() -> None:
+    p2, p3 = (replace(PREFILL, pod=Pod(name), url=f"http://{name}:1") for name in ("p2", "p3"))
+    fleet = plane(p2)
+    for pod in (Pod("p1"), Pod("p2")):
+        for _ in range(3):
+            fleet.mark_health(pod, False, 0.0, f"{pod}:1 refused the connection")
+    never = Waiting(p3, "p3:1 refused the connection")
+    pool, *singles = found = told(fleet, waiting=[never])
+    assert only([pool]) == ("pool-down", Stage.POOL, "prefill pool", True)
+    assert pool.sentence == (
+        "model 'tiny': no prefill of 3 is left: p1 (unhealthy (p1:1 refused the connection)), "
+        "p2 (unhealthy (p2:1 refused the connection)), p3 (p3:1 refused the connection)"
+    )
+    assert sorted((one.culprit, one.rule) for one in singles) == [
+        (name, "connection-refused") for name in ("p1", "p2", "p3")
+    ]
+    refused = meeting(9)
+    refused.error = {"code": "no_prefill_available", "message": "no prefill worker can be used"}
+    refused.trail = [(Stage.AVAILABILITY, 98.5)]
+    pool, *same = told(fleet, waiting=[never], refused=[refused, refused])
+    assert (pool.rule, pool.count, len(same)) == ("pool-down", 2, len(singles)), "said once"
+    fleet.up(replace(PREFILL, pod=Pod("p4"), url="http://p4:1"))
+    assert not any(one.blocks or one.rule == "pool-down" for one in told(fleet, waiting=[never]))
+    assert len(found) == 4
 
 
 def test_missing_ranks_are_named_as_the_directory_names_them() -> None:
@@ -135,6 +169,15 @@ def test_a_bootstrap_port_that_the_engine_does_not_have_is_named_with_the_right_
     culprit = "bootstrap port of p1"
     assert only(found) == ("wrong-bootstrap-port", Stage.REGISTER, culprit, True)
     assert one.next_step == "name it with --prefill http://p1:1 8998"
+
+
+def test_the_directory_of_another_prefill_is_a_wrong_port_and_said_once() -> None:
+    why = str(Elsewhere("p1:9", 8998))
+    (one,) = found = told(lost(why, Stage.RESOLVE_TOPOLOGY), told_ports={Pod("p1"): 8998})
+    culprit = "bootstrap port of p1"
+    assert only(found) == ("wrong-bootstrap-port", Stage.RESOLVE_TOPOLOGY, culprit, True)
+    assert one.sentence == f"no decode can find prefill p1: resolve-topology: {why}"
+    assert "port 9," in one.sentence and one.sentence.count("8998") == 1
 
 
 @pytest.mark.parametrize("ports", [{}, {Pod("p1"): 9}])
@@ -287,7 +330,7 @@ def test_each_failed_stage_has_its_rule_and_its_culprit(
 def test_a_rank_that_is_refused_with_its_prefill_is_a_refused_connection() -> None:
     fleet = plane()
     for _ in range(3):
-        fleet.mark_health(Pod("p1"), False, 0.0, "Cannot connect to host")
+        fleet.mark_health(Pod("p1"), False, 0.0, "p1:1 refused the connection")
     (one,) = said(broken(Stage.CONNECT, "p1:5 is gone: Connection refused"), fleet=fleet)
     assert (one.rule, one.culprit) == ("connection-refused", "p1")
 
@@ -295,7 +338,7 @@ def test_a_rank_that_is_refused_with_its_prefill_is_a_refused_connection() -> No
 def test_what_failed_at_a_worker_that_is_down_is_one_thing_with_that() -> None:
     fleet = plane()
     for _ in range(3):
-        fleet.mark_health(Pod("p1"), False, 0.0, "Cannot connect to host")
+        fleet.mark_health(Pod("p1"), False, 0.0, "p1:1 refused the connection")
     gone = broken(Stage.RESOLVE_TOPOLOGY, "no bootstrap server at h:8998: connection refused")
     (one,) = found = said(gone, fleet=fleet)
     assert only(found) == ("connection-refused", Stage.CONNECT, "p1", True)
@@ -318,6 +361,11 @@ def test_a_stage_that_was_only_given_up_says_nothing_unless_time_was_over() -> N
     refused = {"code": "prefill_failed", "message": "no connection", "side": "prefill"}
     (one,) = said(broken(Stage.VERIFY, given_up, refused | {"leg": "Refused"}))
     assert (one.rule, one.stage, one.culprit) == ("connection-refused", Stage.CONNECT, "p1")
+    for leg, rule in (("Refused", "connection-refused"), ("TimedOut", "connect-failed")):
+        failed = {"code": "decode_failed", "message": "no", "side": "decode", "leg": leg}
+        (one,) = said(broken(Stage.VERIFY, "its peer is gone", failed | {"stage": "connect"}))
+        assert (one.rule, one.stage, one.culprit) == (rule, Stage.CONNECT, "d1")
+        assert one.next_step == "start it, or see that its port is open from here"
     late = {"code": "deadline_exceeded", "message": "30 s", "side": "decode", "leg": "TimedOut"}
     (one,) = said(broken(Stage.VERIFY, given_up, late))
     assert (one.rule, one.stage, one.culprit) == ("kv-never-came", Stage.VERIFY, "p1")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from kit.clock import FakeClock
@@ -121,6 +122,44 @@ async def test_why_it_is_lost_is_named_by_stage_and_address(
     desk.asked.says = None
     await desk.look(1.3)
     assert desk.trouble() == ""
+
+
+ELSEWHERE = (
+    "resolve-topology: the rank directory at 10.0.0.1:8999 is another engine's: it was named with "
+    "bootstrap port 8999, the engine itself says that its own is 8998"
+)
+
+
+@pytest.mark.parametrize(
+    ("facts", "trouble"),
+    [
+        ({"generation": "other"}, ELSEWHERE),
+        ({"generation": "other", "bootstrap_host": "10.0.0.1"}, ELSEWHERE),
+        ({"engine": "sglang"}, ELSEWHERE),  # tells no life that a directory would tell
+        ({"engine": "sglang", "generation": "started:1"}, ELSEWHERE),
+        ({"generation": "g"}, ""),  # a forwarded port: its own life answers there
+        ({"engine": "sglang", "bootstrap_host": "10.0.0.1"}, ""),  # named for the directory alone
+        ({"own_bootstrap_port": None, "generation": "other"}, ""),  # it does not say
+        ({"own_bootstrap_port": 8999, "generation": "other"}, ""),  # a new life, not asked yet
+    ],
+)
+async def test_a_prefill_that_was_named_with_the_directory_of_another_is_lost(
+    desk: Desk, facts: dict[str, Any], trouble: str
+) -> None:
+    desk.up(P2, bootstrap_port=8999, own_bootstrap_port=8999)
+    desk.up(P1, **({"bootstrap_port": 8999, "own_bootstrap_port": 8998} | facts))
+    await desk.looks(2)
+    await until(lambda: desk.trouble() == trouble)
+    serving = [target.worker.pod for target in desk.fleet.selectable(Role.PREFILL)]
+    assert serving == ([P2] if trouble else [P1, P2])
+    assert sorted(desk.outcomes) == (["Elsewhere", "found"] if trouble else ["found", "found"])
+
+
+async def test_it_is_back_as_soon_as_it_is_named_with_its_own(desk: Desk) -> None:
+    desk.up(P1, bootstrap_port=8999, own_bootstrap_port=8998)
+    await until(lambda: desk.trouble() == ELSEWHERE)
+    desk.up(P1, bootstrap_port=8998, own_bootstrap_port=8998)
+    await until(lambda: desk.trouble() == "")
 
 
 async def test_one_failure_of_a_found_one_is_a_blip_two_are_not(desk: Desk) -> None:

@@ -50,6 +50,7 @@ def test_an_sglang_prefill_tells_everything() -> None:
         engine="sglang",
         model="qwen3",
         bootstrap_port=8998,
+        own_bootstrap_port=8998,
         events=("tcp://10.0.0.7:5557", "tcp://10.0.0.7:5558"),
         replay=("tcp://10.0.0.7:5657", "tcp://10.0.0.7:5658"),
         block_size=64,
@@ -97,6 +98,13 @@ def test_what_a_person_declared_wins() -> None:
     for name in ("model", "bootstrap_port", "events", "replay", "block_size", "dp_size"):
         assert getattr(found, name) == getattr(declared, name), name
     assert (found.max_tokens, found.tokenizer, found.adapters) == (9, "folder", ("qwen3",))
+    assert found.own_bootstrap_port == 8998, "what it says itself is kept beside it"
+
+
+@pytest.mark.parametrize("told", [None, 0, -1, 65536, True, "8998", 1.5, [8998]])
+def test_a_bootstrap_port_that_cannot_be_is_none(told: Any) -> None:
+    found = of({"disaggregation_bootstrap_port": told})
+    assert (found.bootstrap_port, found.own_bootstrap_port) == (None, None)
 
 
 @pytest.mark.parametrize(

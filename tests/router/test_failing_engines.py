@@ -10,8 +10,9 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
-from kit.gatehouse import Gatehouse, gatehouse
+from kit.gatehouse import Gatehouse, gatehouse, worker
 from kit.peer import Call, answer
+from kit.ports import free_port
 from kit.wait import until
 
 from kvplane.parts import Hall
@@ -23,7 +24,7 @@ from kvplane.router.settings import (
     RetrySettings,
     RouterSettings,
 )
-from kvplane.vocabulary import Pod, Worker
+from kvplane.vocabulary import Pod, Role, Worker
 
 HANG = b""
 GOOD = answer(b'{"text":"good"}')
@@ -177,6 +178,39 @@ async def test_an_open_prefill_sends_nothing_to_decode_and_a_whole_pair_probes_i
         assert (await ask(house))[0] == 200
         assert circuits(house) == {"p1": "closed", "d1": "closed"}
         await until(lambda: house.idle)
+
+
+@pytest.mark.parametrize("dead", ["p1", "d1"])
+async def test_an_engine_that_refuses_the_gateway_is_blamed_itself_at_connect(dead: str) -> None:
+    alive, role = Engine(HANG), Role.PREFILL if dead == "p1" else Role.DECODE
+    other = "d1" if dead == "p1" else "p1"
+    async with gatehouse(plane(**{other: alive}), RouterSettings(retry=NEVER)) as house:
+        house.fleet.up(worker(dead, f"http://127.0.0.1:{free_port()}", role))
+        status, body, _ = await ask(house)
+        error = json.loads(body)["error"]
+        assert (status, error["code"], error["stage"]) == (503, f"{role}_failed", "connect")
+        async with house.session.get(f"{house.url}/diagnosis") as told:
+            first = (await told.json())["first"]
+        named = (first["rule"], first["stage"], first["culprit"])
+        assert named == ("connection-refused", "connect", dead)
+        assert circuits(house)[other] == "closed"
+        await until(lambda: house.idle)
+
+
+async def test_where_every_prefill_is_dead_the_pool_is_said_first() -> None:
+    async with gatehouse(plane(d1=Engine(HANG)), RouterSettings(retry=SOON)) as house:
+        for name in ("p1", "p2"):
+            url = f"http://127.0.0.1:{free_port()}"
+            house.fleet.up(worker(name, url, Role.PREFILL))
+            for _ in range(3):
+                house.fleet.mark_health(Pod(name), False, 0.0, f"{url[7:]} refused the connection")
+        assert (await ask(house))[0] == 503
+        async with house.session.get(f"{house.url}/diagnosis") as told:
+            findings = (await told.json())["findings"]
+        first, *rest = [(one["stage"], one["culprit"]) for one in findings if one["blocks"]]
+        assert first == ("worker-pool", "prefill pool") and findings[0]["count"] == 1
+        assert sorted(rest) == [("connect", "p1"), ("connect", "p2")]
+        assert all(one["culprit"] != "prefill pool" for one in findings[1:])
 
 
 async def test_a_health_check_that_says_well_brings_a_probe_early() -> None:

@@ -58,7 +58,12 @@ async def test_nothing_is_said_of_a_healthy_plane_under_load(shown: Gallery) -> 
         stdout=asyncio.subprocess.PIPE,
     )
     text, _ = await process.communicate()
-    assert (process.returncode, text.decode()) == (0, f"{shown.running.url}: nothing is wrong\n")
+    first = f"asking the gateway at {shown.running.url}; to visit engines with real requests: "
+    first += "kvplane doctor --prefill URL [PORT] --decode URL"
+    assert (process.returncode, text.decode()) == (
+        0,
+        f"{first}\n{shown.running.url}: nothing is wrong\n",
+    )
 
 
 async def test_01_the_pool_is_empty(shown: Gallery) -> None:
@@ -161,8 +166,22 @@ async def test_08_the_bootstrap_port_is_wrong(shown: Gallery) -> None:
     await shown.renamed()
 
 
-async def test_09_a_rank_is_no_longer_where_the_table_says(shown: Gallery) -> None:
+async def test_08_the_bootstrap_port_is_another_engines(shown: Gallery) -> None:
     await shown.register()
+    await shown.forget()
+    await shown.add(bootstrap_port=shown.lies)
+    culprit = f"bootstrap port of {shown.prefill.pod}"
+    found = await shown.says("wrong-bootstrap-port", "resolve-topology", culprit)
+    own = shown.prefill.ports[3]
+    assert f"bootstrap port {shown.lies}" in found["sentence"] and f"is {own}" in found["sentence"]
+    assert f"--prefill {shown.prefill.url} {own}" in found["next_step"]
+    status, told = await shown.ask()
+    assert status == 503 and told["error"]["stage"] == "resolve-topology", "at once, not at 504"
+    await shown.renamed()
+
+
+async def test_09_a_rank_is_no_longer_where_the_table_says(shown: Gallery) -> None:
+    await shown.register(generation=await shown.own_life())
     await shown.forget()
     await shown.add(bootstrap_port=shown.lies)
     await until(lambda: _fails_at(shown, "connect"))
@@ -199,7 +218,8 @@ async def test_11_metadata_of_another_room_arrives(shown: Gallery) -> None:
 
 
 async def test_12_page_sizes_or_dtypes_differ(shown: Gallery) -> None:
-    await shown.register(page_size=64, kv_cache_dtype="fp8_e5m2")
+    life = await shown.own_life()  # another one since it was started again
+    await shown.register(page_size=64, kv_cache_dtype="fp8_e5m2", generation=life)
     await shown.forget()
     await shown.add(bootstrap_port=shown.lies)
     culprit = f"{shown.prefill.pod} and {shown.decode.pod}"
