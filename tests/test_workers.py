@@ -37,7 +37,7 @@ def test_every_way_to_hand_over_can_be_named(way: str) -> None:
         ({"topic": 7}, "topic 7: must be text"),
         ({"event_form": "aibrix"}, "event_form 'aibrix': must be one of vllm, sglang, mooncake"),
         ({"event_form": 7}, "event_form 7: must be one of"),
-        ({"handoff": "nixl"}, "handoff 'nixl': must be one of sglang, sglang-counted"),
+        ({"handoff": "nixl"}, "handoff 'nixl': must be one of sglang, sglang-lists"),
         ({"handoff": "none"}, "handoff 'none': must be one of"),
         ({"handoff": 7}, "handoff 7: must be one of"),
     ],

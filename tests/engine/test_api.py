@@ -284,7 +284,7 @@ async def test_switches_are_not_served_unless_allowed(start: Start) -> None:
 @pytest.mark.parametrize(
     ("body", "names"),
     [
-        ({"stage": "verify", "kind": "error"}, "must be one of consume"),
+        ({"stage": "verify", "kind": "error"}, "must be one of policy-input, consume"),
         ({"stage": "consume", "kind": "flip-byte"}, "must be one of delay, hang, error, reset"),
         ({"stage": "consume", "kind": "error", "count": 0}, "count = 0"),
         ({"stage": "consume", "kind": "delay", "seconds": "1"}, "seconds = '1'"),

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from kit.wait import until
+from msgspec.structs import replace as struct_replace
 
 from kvplane.runtime import SystemClock
 from kvplane.transfer import (
@@ -392,12 +393,12 @@ async def test_rooms_that_wait_have_a_bound_on_their_pages_too(grids) -> None:
     await until(lambda: offers.counts()["rooms"])
     with pytest.raises(Refused, match="3 pages of 1 rooms wait already"):
         await rig.pullers[0, 0].pull(
-            replace(rig.triple, room=Room(72)), [4, 5, 6], 64, deadline_s=3, released=print
+            struct_replace(rig.triple, room=Room(72)), [4, 5, 6], 64, deadline_s=3, released=print
         )
     offers.fail(Room(71), "test over")
     with pytest.raises(PrefillFailed):
         await first
-    rig.triple = replace(rig.triple, room=Room(73))
+    rig.triple = struct_replace(rig.triple, room=Room(73))
     pulled, delivered = await rig.all([1, 2, 3, 4, 5], [1, 2, 3, 4, 5])
     assert pulled[0].pages == 5 and delivered == [None], "given back: all five fit again"
     await rig.idle()
