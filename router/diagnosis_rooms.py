@@ -21,7 +21,8 @@ from .meeting import ORDER, Meeting
 from .plans import REASONS, Reason
 
 GIVEN_UP = (  # we, or the peer, ended it
-    "cancelled while waiting", "its request was cancelled", "the decode gave up",
+    "cancelled while waiting", "its request was cancelled", "the request was cancelled",
+    "the decode gave up",
 )  # fmt: skip
 NOBODY = "connection refused"  # at the address that a directory told
 MISSING = (

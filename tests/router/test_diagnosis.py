@@ -356,8 +356,14 @@ def test_the_first_failed_stage_is_the_one() -> None:
     assert one.stage is Stage.VERIFY
 
 
-def test_a_stage_that_was_only_given_up_says_nothing_unless_time_was_over() -> None:
-    given_up = "cancelled while waiting for the prefill's commit of p1"
+@pytest.mark.parametrize(
+    "given_up",
+    [
+        "cancelled while waiting for the prefill's commit of p1",
+        "prefill p1 gave up room 7: prefill itself gave up room 7: the request was cancelled",
+    ],
+)
+def test_a_stage_that_was_only_given_up_says_nothing_unless_time_was_over(given_up: str) -> None:
     refused = {"code": "prefill_failed", "message": "no connection", "side": "prefill"}
     (one,) = said(broken(Stage.VERIFY, given_up, refused | {"leg": "Refused"}))
     assert (one.rule, one.stage, one.culprit) == ("connection-refused", Stage.CONNECT, "p1")
