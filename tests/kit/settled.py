@@ -18,7 +18,7 @@ GAUGES = tuple(
         "admission_waiting",
         "admission_body_bytes",
         "key_running",
-    )  # fmt: skip
+    )
 )
 
 
