@@ -275,7 +275,6 @@ class WorkerUp:
     model: str = ""  # "" = ask the engine
     bootstrap_host: str | None = None  # None = host of url
     bootstrap_port: int | None = None
-    own_bootstrap_port: int | None = None  # as the engine itself tells it, whatever was declared
     events: tuple[str, ...] = ()  # ZMQ endpoint per dp rank; empty = no events
     replay: tuple[str, ...] = ()  # same order; empty = no replay
     block_size: int | None = None  # tokens; None = learn from the engine or its events
@@ -291,6 +290,7 @@ class WorkerUp:
     shape: Shape = Shape()
     handoff: str = ""  # how a transfer begins, a row of router's HANDOFFS; "" = as `engine` does
     api_key: str = field(default="", repr=False)  # its own; "" = the gateway's, or the client's
+    own_bootstrap_port: int | None = None  # as the engine itself tells it, whatever was declared
 
 
 @dataclass(frozen=True, slots=True)
