@@ -221,7 +221,9 @@ def test_memory_is_flat_beyond_the_cap() -> None:
     finally:
         tracemalloc.stop()
     assert dropped == 30_000 - most
-    assert sizes[-1] < sizes[1] * 1.1
+    assert sizes[-1] < sizes[1] + (
+        1 << 19
+    )  # all would be 6 MB more; others of this process count too
     assert held_by(ingest.table) == ingest.held
 
 
