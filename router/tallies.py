@@ -81,10 +81,6 @@ class _Family(Collector, Generic[One]):
         """Its name, so that a registry refuses a second of it."""
         return list(self.collect())
 
-    def collect(self) -> Iterator[Metric]:
-        """As it is now."""
-        raise NotImplementedError
-
 
 class Counts(_Family[Count]):
     """A counter by labels."""
