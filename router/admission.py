@@ -83,11 +83,11 @@ class Admission:
         """The request is over."""
         self.places.leave()
 
-    def hold(self, size: int) -> None:
+    def hold(self, key: Key, size: int) -> None:
         """Count bytes of a body that came; raises GatewayError where all together are too many."""
         if self.held_bytes + size > self._most_held:
             text = f"the bodies of all requests under way have {self.held_bytes} bytes"
-            raise GatewayError("overloaded", text, status=503, retry_after=SOON_S)
+            raise self._refuse(key, "memory", text, 503)
         self.held_bytes += size
 
     def let_go(self, size: int) -> None:

@@ -17,6 +17,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -93,7 +94,7 @@ class Api:
         """Count it under its key until it is over."""
         key.running += 1
         try:
-            raw = await self._body(scope["headers"], client)
+            raw = await self._body(scope["headers"], key, client)
             unwatch = client.watched(scope)
             try:
                 await self._answer(path, raw, scope["headers"], key, request_id, client)
@@ -103,14 +104,14 @@ class Api:
             key.running -= 1
             self.admission.let_go(client.held_bytes)
 
-    async def _body(self, headers: HeaderList, client: AsgiClient) -> bytes:
+    async def _body(self, headers: HeaderList, key: Key, client: AsgiClient) -> bytes:
         coding = _header(headers, b"content-encoding") or b""
         if coding.lower() not in DECODABLE:
             raise GatewayError(
                 "invalid_request", "content-encoding of a request is not supported", status=415
             )
         declared = _header(headers, b"content-length") or b""
-        return await client.body(self._limits, declared, self.admission.hold)
+        return await client.body(self._limits, declared, partial(self.admission.hold, key))
 
     async def _answer(
         self,

@@ -239,6 +239,16 @@ async def finish_prefill(attempt: Attempt, bell: Bell, deadline_s: float) -> Non
         attempt.abort()
 
 
+async def pause(wait_s: float, client: Client) -> None:
+    """Wait before another attempt; a client that leaves ends it: raises ClientGone."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(wait_s):
+            while not client.gone:
+                await client.bell.wait()
+    if client.gone:
+        raise ClientGone
+
+
 async def honest_end(client: Client, failed: LegFailed, stream: bool) -> None:
     """Part of an answer left, then a leg failed: say so in the stream and end it without [DONE].
 

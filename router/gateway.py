@@ -12,7 +12,6 @@ Open it to see or change the order of things.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import random
 from collections.abc import Awaitable, Callable
@@ -30,7 +29,7 @@ from .blame import LegFailed
 from .breaker import Breakers
 from .choice import Choice, Chooser, Weighed
 from .closed_loop import ClosedLoop
-from .dispatch import Client, ClientGone
+from .dispatch import Client, pause
 from .doubts import Doubts
 from .errors import GatewayError
 from .evidence import Ledger
@@ -135,7 +134,7 @@ class Gateway:
             if again is None:
                 raise before
             guilty, trail = guilty + again.without, Trail(self.clock.now)
-            await self._pause(again.wait_s, client)
+            await pause(again.wait_s, client)
 
     async def weigh(self, ask: Ask) -> tuple[Prompt, Weighed]:
         """Whom this request would be given to now; nothing is sent or taken for it."""
@@ -180,7 +179,7 @@ class Gateway:
                     self.ledger.refuse(facts.refused(ask), trail, error)
                     raise before or error from None
                 wait_s = shut.wait_s
-            await self._pause(wait_s, client)
+            await pause(wait_s, client)
         facts.check_length(ask, prompt, facts.pair_tokens(choice))
         self.metrics.choose_s.observe(self.clock.now() - begun)
         self._count(choice, prompt, before is None)
@@ -214,15 +213,6 @@ class Gateway:
         self.metrics.stops.labels(verdict.why).inc()
         journey.meeting.stopped = verdict.why
         return None
-
-    async def _pause(self, wait_s: float, client: Client) -> None:
-        """Wait before another attempt; a client that leaves ends it."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(wait_s):
-                while not client.gone:
-                    await client.bell.wait()
-        if client.gone:
-            raise ClientGone
 
     def _open(self) -> dict[str, Callable[[], int]]:
         """What is under way now, by the names of metrics.OPEN."""

@@ -7,8 +7,6 @@ is passed on is placed.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import Collection, Sequence
 
 from kvplane.vocabulary import Knowledge, Role, Worker
@@ -18,7 +16,7 @@ from .attempt import Attempt, is_stream
 from .availability import available
 from .blame import LegFailed, Side
 from .breaker import Outcome
-from .dispatch import Client, ClientGone, dispatch, honest_end
+from .dispatch import Client, dispatch, honest_end, pause
 from .errors import GatewayError
 from .gateway import Gateway
 from .legs_wire import Origin, forwarded
@@ -54,7 +52,7 @@ class Proxy:
                 if again is None:
                     raise failed.cause from None
             guilty += again.without
-            await _pause(again.wait_s, client)
+            await pause(again.wait_s, client)
 
     def _pick(self, call: Call, guilty: Collection[Worker]) -> Target:
         """The least loaded of those that serve this model; of prefills and decodes the first kind
@@ -121,16 +119,6 @@ class Proxy:
             return verdict
         self._gateway.metrics.stops.labels(verdict.why).inc()
         return None
-
-
-async def _pause(wait_s: float, client: Client) -> None:
-    """A client that leaves ends it."""
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(wait_s):
-            while not client.gone:
-                await client.bell.wait()
-    if client.gone:
-        raise ClientGone
 
 
 def _sent(call: Call) -> HeaderList:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,7 +40,7 @@ class Between:
 
 
 @dataclass
-class Standin:
+class Standin(ABC):
     """One engine: give `script` to a peer."""
 
     between: Between
@@ -94,9 +95,9 @@ class Standin:
         """Of a GET."""
         return answer(b"{}", 404)
 
+    @abstractmethod
     async def reply(self, path: str, headers: dict[str, str], body: dict[str, Any]) -> Any:
         """The answer's JSON; raises Refused."""
-        raise NotImplementedError
 
 
 @dataclass

@@ -174,12 +174,14 @@ def test_a_rate_is_of_one_key_or_of_all() -> None:
 
 def test_bodies_together_are_bounded_and_one_allowed_body_always_fits() -> None:
     admission = Admission(AdmissionSettings(most_body_bytes=100, most_held_bytes=10))
-    admission.hold(100)
+    one = key("a")
+    admission.hold(one, 100)
     with pytest.raises(GatewayError) as refused:
-        admission.hold(1)
+        admission.hold(one, 1)
     assert (refused.value.status, refused.value.code) == (503, "overloaded")
+    assert admission.refused == {("a", "memory"): 1}
     admission.let_go(100)
-    admission.hold(1)
+    admission.hold(one, 1)
 
 
 # -- through the door
