@@ -22,6 +22,7 @@ from kvplane.router.dispatch import (
     dispatch,
     finish_prefill,
     honest_end,
+    pause,
 )
 from kvplane.router.legs import Legs
 from kvplane.router.legs_errors import Cut, Phase
@@ -464,3 +465,21 @@ async def test_a_slow_client_slows_the_engine_down() -> None:
         with pytest.raises(ClientGone):
             await task
         await until(lambda: s.decode.open == 0, timeout_s=1)
+
+
+async def test_a_pause_ends_in_time_or_when_the_client_leaves() -> None:
+    asker = Asker()
+    await pause(0.01, asker)
+    loop = asyncio.get_running_loop()
+    begun = loop.time()
+    waiting = asyncio.create_task(pause(60.0, asker))
+    await asyncio.sleep(0)
+    asker.bell.ring()  # something else moved: nobody has left
+    await asyncio.sleep(0)
+    assert not waiting.done()
+    asker.leave()
+    with pytest.raises(ClientGone):
+        await waiting
+    with pytest.raises(ClientGone):
+        await pause(60.0, asker)
+    assert loop.time() - begun < 30
