@@ -101,4 +101,5 @@ async def settled(home: House) -> bool:
     known = (await home.get("/index/workers"))["workers"]
     workers = (await home.get("/workers"))["workers"]
     exact = [one for one in known if one["knowledge"] == "exact"]
-    return len(exact) == 4 and all(one["status"] == "serving" for one in workers)
+    # One that was not met yet is shown by its job, and has no status.
+    return len(exact) == 4 and all(one.get("status") == "serving" for one in workers)
