@@ -15,7 +15,7 @@ from typing import Any
 
 from kvplane.vocabulary import Stage, StageRecord
 
-from .findings import MOST_NAMED, STAGES, Finding
+from .findings import FAILED, MOST_NAMED, STAGES, Finding, Rule
 from .fleet import Fleet
 from .meeting import ORDER, Meeting
 from .plans import REASONS, Reason
@@ -48,7 +48,7 @@ class Failure:
     """Why one attempt failed."""
 
     stage: Stage
-    rule: str
+    rule: Rule
     culprit: str
     sentence: str
     step: str
@@ -65,7 +65,7 @@ def attempts(
     same workers succeeded since."""
     failures = [failure(one, fleet) for one in meetings if one.outcome == "failed"]
     failures += [_refusal(one) for one in refusals if one.outcome == "failed"]
-    groups: dict[tuple[str, str], list[Failure]] = {}
+    groups: dict[tuple[Rule, str], list[Failure]] = {}
     for one in failures:
         groups.setdefault((one.rule, one.culprit), []).append(one)
     for alike in groups.values():
@@ -133,7 +133,7 @@ def _refusal(meeting: Meeting) -> Failure:
     error = meeting.error or {}
     stage = meeting.trail[-1][0] if meeting.trail else Stage.POOL
     code = str(error.get("code") or "")
-    rule = {"no_compatible_pair": "shapes-differ"}.get(code, "nobody-chosen")
+    rule: Rule = "shapes-differ" if code == "no_compatible_pair" else "nobody-chosen"
     side = "decode" if code == "no_decode_available" else "prefill"
     culprit = "plane" if rule == "shapes-differ" else f"{side} pool"
     sentence = f"request {meeting.request_id}: {error.get('message') or 'nobody could be chosen'}"
@@ -176,7 +176,7 @@ def _broken(meeting: Meeting, error: dict[str, Any]) -> StageRecord | None:
     return min(found, key=lambda one: (ORDER[one.stage], one.at), default=None)
 
 
-def _meeting(meeting: Meeting, record: StageRecord, fleet: Fleet) -> tuple[str, str, str]:
+def _meeting(meeting: Meeting, record: StageRecord, fleet: Fleet) -> tuple[Rule, str, str]:
     """Rule, culprit and next step of a failed stage of two engines."""
     side, step = STAGES[record.stage]
     rule, detail = _rule(record), record.detail
@@ -195,7 +195,7 @@ def _meeting(meeting: Meeting, record: StageRecord, fleet: Fleet) -> tuple[str, 
     return rule, _named(meeting, side), step
 
 
-def _rule(record: StageRecord) -> str:
+def _rule(record: StageRecord) -> Rule:
     """Which kind of failure an engine's own words tell of."""
     stage, detail = record.stage, record.detail.lower()
     if "does not fit" in detail:
@@ -211,7 +211,7 @@ def _rule(record: StageRecord) -> str:
     waited = ("not within", "stalled", "lease expired", *GIVEN_UP)
     if stage is Stage.VERIFY and any(word in detail for word in waited):
         return "kv-never-came"
-    return f"{stage}-failed"
+    return FAILED.get(stage, "first-byte-failed")  # an engine may name any stage as its own
 
 
 def _lives(meeting: Meeting, fleet: Fleet) -> bool:
@@ -220,12 +220,12 @@ def _lives(meeting: Meeting, fleet: Fleet) -> bool:
     return any(str(one.worker) == name and one.healthy for one in fleet.targets())
 
 
-def _leg(meeting: Meeting, error: dict[str, Any]) -> tuple[Stage, str, str, str, str]:
+def _leg(meeting: Meeting, error: dict[str, Any]) -> tuple[Stage, Rule, str, str, str]:
     """Stage, rule, culprit, why and next step where no stage was told: the leg that failed."""
     side = str(error.get("side") or "")
     culprit, why = _named(meeting, side), str(error.get("message") or "no reason given")
     if _unreached(error):
-        rule = "connection-refused" if error["leg"] == "Refused" else "connect-failed"
+        rule: Rule = "connection-refused" if error["leg"] == "Refused" else "connect-failed"
         return Stage.CONNECT, rule, culprit, why, "start it, or see that its port is open from here"
     if named := error.get("stage"):
         stage = Stage(named)
@@ -235,7 +235,7 @@ def _leg(meeting: Meeting, error: dict[str, Any]) -> tuple[Stage, str, str, str,
     if error.get("leg") == "TimedOut" and meeting.rooms and meeting.prefill_ended is None:
         step = f"no engine told what it waits for; look at the queues in the metrics of {culprit}"
         return begun, "no-answer", culprit, why, step
-    return begun, f"{begun}-failed", culprit, why, STAGES[begun][1]
+    return begun, FAILED[begun], culprit, why, STAGES[begun][1]
 
 
 def _unreached(error: dict[str, Any]) -> bool:

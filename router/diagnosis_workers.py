@@ -13,14 +13,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from kvplane.vocabulary import Knowledge, Known, Pod, Role, Stage, Worker, WorkerUp
 
 from .breaker import Breakers, State
-from .findings import STAGES, Finding
+from .findings import STAGES, Finding, Rule
 from .fleet import Fleet, Waited
 from .suspicions import Cause
 from .target import Target
 from .verdicts import Verdict
 
 REFUSED = ("refused", "cannot be reached")  # as sockets say it, and discovery's probe
-RULES = {Cause.SILENT: "stream-silent", Cause.TOKENS: "tokenizer-differs"}
+RULES: dict[Cause, Rule] = {Cause.SILENT: "stream-silent", Cause.TOKENS: "tokenizer-differs"}
 PORTS = Mapping[Pod, int]
 
 
@@ -85,7 +85,7 @@ def _unfound(
         step = f"name it with --prefill {up.url} {told}"
         culprit = f"bootstrap port of {up.pod}"
         return Finding(about, blocks, sentence, culprit, step, stage, "wrong-bootstrap-port")
-    rule = "ranks-missing" if missing else "directory-away"
+    rule: Rule = "ranks-missing" if missing else "directory-away"
     return Finding(about, blocks, sentence, str(up.pod), STAGES[stage][1], stage, rule)
 
 
@@ -154,7 +154,7 @@ def _knowledge(target: Target, fact: Known | None, drift: Verdict | None) -> Ite
         return
     name, about = str(target.worker), f"worker {target.worker}"
 
-    def finding(sentence: str, culprit: str, step: str, rule: str) -> Finding:
+    def finding(sentence: str, culprit: str, step: str, rule: Rule) -> Finding:
         return Finding(about, False, sentence, culprit, step, Stage.POLICY_INPUT, rule)
 
     if not target.up.events:

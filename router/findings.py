@@ -1,20 +1,32 @@
 """Findings: one thing that is wrong, and what is said of each stage.
 
 Pure: a noun and a table. diagnosis.py and its parts make them, GET /diagnosis, the page and
-`kvplane doctor` show them. Open it to add a stage's culprit or next step.
+`kvplane doctor` show them. docs/operators.md has a row for each rule. Open it to add a rule, or a
+stage's culprit or next step.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, Literal
 
 from kvplane.vocabulary import Stage
 
 from .meeting import ORDER
 
 MOST_NAMED = 5  # rooms of one finding
+
+Rule = Literal[
+    "pool-empty", "pool-down", "wrong-role", "drained", "unhealthy", "circuit-open",
+    "nobody-chosen", "no-tokens", "tokenizer-differs", "no-events", "stream-silent",
+    "stream-partial", "drift", "store-away", "store-evicts", "shapes-differ", "ranks-missing",
+    "wrong-bootstrap-port",
+    "directory-away", "resolve-topology-failed", "resolve-rank-failed", "stale-rank",
+    "connection-refused", "connect-failed", "room-mismatch", "kv-never-came", "verify-failed",
+    "consume-failed", "no-answer", "first-byte-failed", "end-failed", "retries-used-up", "stuck",
+    "one-culprit", "clients-leave",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +39,7 @@ class Finding:
     culprit: str
     next_step: str
     stage: Stage  # the first that it blocks, or makes worse
-    rule: str  # which of the rules says so; a closed set
+    rule: Rule  # which of the rules says so
     rooms: tuple[str, ...] = ()  # newest first
     count: int = 1  # attempts it is seen in
 
@@ -40,6 +52,17 @@ def ordered(findings: Iterable[Finding]) -> list[Finding]:
     """What blocks first, and of several the one that is earlier in a request's life."""
     return sorted(findings, key=lambda one: (not one.blocks, ORDER[one.stage], -one.count))
 
+
+# A stage that failed, where its reason tells no more.
+FAILED: dict[Stage, Rule] = {
+    Stage.RESOLVE_TOPOLOGY: "resolve-topology-failed",
+    Stage.RESOLVE_RANK: "resolve-rank-failed",
+    Stage.CONNECT: "connect-failed",
+    Stage.VERIFY: "verify-failed",
+    Stage.CONSUME: "consume-failed",
+    Stage.FIRST_BYTE: "first-byte-failed",
+    Stage.END: "end-failed",
+}
 
 # Who is to blame for a failed stage, and what to do, as long as nobody says it better.
 STAGES: dict[Stage, tuple[str, str]] = {

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from kit.rules import held
 
 from kvplane.router.breaker import Breakers, Outcome
 from kvplane.router.diagnosis import Scene, findings, report
@@ -17,8 +18,9 @@ from kvplane.router.fleet import Fleet
 from kvplane.router.meeting import Meeting
 from kvplane.router.plans import REASONS
 from kvplane.router.settings import BreakerSettings
+from kvplane.router.suspicions import Cause
 from kvplane.router.target import Lost
-from kvplane.router.verdicts import drifted, silent
+from kvplane.router.verdicts import Verdict, drifted, silent
 from kvplane.vocabulary import (
     Epoch,
     Knowledge,
@@ -59,7 +61,7 @@ def scene(fleet: Fleet, known: Any = exact, **more: Any) -> Scene:
 
 
 def told(fleet: Fleet, known: Any = exact, **more: Any) -> list[Finding]:
-    return findings(scene(fleet, known, **more))
+    return [held(one) for one in findings(scene(fleet, known, **more))]
 
 
 def only(found: list[Finding]) -> tuple[str, Stage, str, bool]:
@@ -220,7 +222,7 @@ def test_a_store_that_does_not_answer_or_evicts_is_named_and_blocks_nothing() ->
     away = told(plane(), store_down_s=4.2)
     assert only(away) == ("store-away", Stage.POLICY_INPUT, "index store", False)
     assert told(plane(), store_down_s=0.9) == []
-    unfit = told(plane(), store_unfit="maxmemory-policy is allkeys-lru")
+    unfit = told(plane(), store_unfit="store r:1: maxmemory-policy is allkeys-lru")
     assert only(unfit) == ("store-evicts", Stage.POLICY_INPUT, "index store", False)
 
 
@@ -238,6 +240,21 @@ def test_a_silent_stream_is_one_finding_whatever_ingest_says() -> None:
         (one,) = told(plane(), knows(state, "as told"), drift=lambda worker: silent(worker, 100, 9))
         assert (one.rule, one.culprit) == ("stream-silent", "event stream of p1")
         assert "p1 served 100 requests" in one.sentence
+
+
+def test_another_tokenizer_is_named_by_the_check_that_proved_it() -> None:
+    why = "tokens of the gateway are not those of p1: text: token 0 is 257 there, 256 here"
+    proven = Verdict(
+        Cause.TOKENS,
+        "",
+        Knowledge.DARK,
+        why,
+        "tokenizer of p1 at the gateway",
+        "give it the folder",
+    )
+    found = told(plane(), drift=lambda worker: proven)
+    culprit = "tokenizer of p1 at the gateway"
+    assert only(found) == ("tokenizer-differs", Stage.POLICY_INPUT, culprit, False)
 
 
 def test_a_prefill_without_events_is_named() -> None:
@@ -385,12 +402,16 @@ def test_without_a_failed_stage_the_leg_that_failed_is_named_and_how_far_it_came
     made.error = {"message": "decode d1: cut", "side": "decode", "leg": "Cut"}
     made.silent = (maker,) if maker else ()
     (one,) = said(made)
-    assert (one.stage, one.culprit) == (Stage.FIRST_BYTE, "d1")
+    assert (one.stage, one.culprit, one.rule) == (Stage.FIRST_BYTE, "d1", "first-byte-failed")
     how_far = "sglang tells no stages" if maker else "no engine told a stage"
     assert one.sentence == f"room 71: decode d1: cut ({how_far})"
     made.first_byte = 98.9
     (one,) = said(made)
-    assert one.stage is Stage.END
+    assert (one.stage, one.rule) == (Stage.END, "end-failed")
+    made.first_byte, made.error["leg"] = None, "TimedOut"
+    (one,) = said(made)
+    assert (one.stage, one.rule) == (Stage.FIRST_BYTE, "no-answer")
+    assert "queues in the metrics of d1" in one.next_step
 
 
 def test_a_stage_an_engine_only_named_in_its_answer_counts_too() -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+from kit.rules import held
+
+from kvplane.router.findings import Finding
 from kvplane.router.meeting import Meeting
-from kvplane.router.patterns import LEFT, STUCK, patterns
+from kvplane.router.patterns import LEFT, STUCK
+from kvplane.router.patterns import patterns as every
 from kvplane.vocabulary import Room, Stage
 
 NOW = 1000.0
@@ -26,6 +31,11 @@ def attempt(
     for name, value in more.items():
         setattr(made, name, value)
     return made
+
+
+def patterns(meetings: Sequence[Meeting], now: float) -> list[Finding]:
+    """Each as its row in the guide has it."""
+    return [held(one) for one in every(meetings, now)]
 
 
 def found(*meetings: Meeting) -> list[tuple[str, str]]:
