@@ -172,6 +172,7 @@ class RouterSettings:
     prefill_policy: str = "prefix"  # knowledge is what this plane is for
     decode_policy: str = "least_loaded"  # a decode's cost is its load; the KV comes over anyway
     request_timeout_s: float = 1800.0  # sgl router's; long generations are real
+    first_byte_s: float = 600.0  # until a stream begins; a plain answer begins when it is whole
     block_size: int | None = None  # tokens a block where neither engine nor events tell
     admin_key: str = field(default="", repr=False)  # admin needs it when not from loopback
     drain_s: float = 1800.0  # a deleted worker may finish what it has this long

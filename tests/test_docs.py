@@ -27,7 +27,7 @@ from kit.ports import free_ports
 from kit.wait import until
 
 from kvplane.options import COMMANDS
-from kvplane.router import POLICIES, Candidate, Need
+from kvplane.router import POLICIES, Candidate, LegSettings, Need
 from kvplane.router.evidence import stage_records
 from kvplane.settings import parser, resolve
 from kvplane.vocabulary import Room
@@ -96,6 +96,17 @@ def test_its_toml_is_accepted_as_it_stands() -> None:
     for command in ("router", "ingest", "index"):
         found = resolve(vars(parser().parse_args([command])), {}, told)
         assert [worker.role.value for worker in found.workers] == ["prefill", "decode"]
+
+
+def test_its_limits_of_time_are_those_of_the_command_line() -> None:
+    defaults = {key.flag: key.default for key in COMMANDS["router"].keys}
+    (table,) = re.findall(
+        r"^### How long it waits\n(.*?)^## ", DOCS["operators.md"].read_text(), re.M | re.S
+    )
+    rows = re.findall(r"^\| `(--[a-z-]+)` \|.*\| (\d+) \|$", table, re.M)
+    assert len(rows) == 5 and all(defaults[flag] == float(told) for flag, told in rows)
+    legs = LegSettings()
+    assert f"{legs.connect_s:g} s to connect" in table and f"{legs.idle_s:g} s between" in table
 
 
 # On a running plane ------------------------------------------------------------------------------

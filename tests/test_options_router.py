@@ -18,6 +18,7 @@ FLAGS: list[tuple[str, str, str, Any]] = [
     ("--prefill-policy", "random", "prefill_policy", "random"),
     ("--decode-policy", "power_of_two", "decode_policy", "power_of_two"),
     ("--request-timeout-secs", "9", "request_timeout_s", 9.0),
+    ("--first-byte-timeout-secs", "8", "first_byte_s", 8.0),
     ("--retry-max-retries", "4", "retry.retries", 4),
     ("--retry-initial-backoff-ms", "200", "retry.first_wait_s", 0.2),
     ("--retry-max-backoff-ms", "900", "retry.most_wait_s", 0.9),

@@ -57,6 +57,7 @@ ROUTING: tuple[Key, ...] = (
 )
 FAILING: tuple[Key, ...] = (
     Key("request_timeout_secs", seconds, 1800.0, "longest life of a request"),
+    Key("first_byte_timeout_secs", seconds, 600.0, "longest wait for a stream to begin"),
     Key("retry_max_retries", whole(0, 20), 2, "further attempts before the first byte"),
     Key("retry_initial_backoff_ms", whole(1, 60_000), 50, "wait before the second attempt"),
     Key("retry_max_backoff_ms", whole(1, 600_000), 5000, "longest wait before an attempt"),

@@ -110,6 +110,7 @@ def router_settings(told: Settings) -> RouterSettings:
         prefill_policy=told["prefill_policy"] or told["policy"],
         decode_policy=told["decode_policy"],
         request_timeout_s=told["request_timeout_secs"],
+        first_byte_s=told["first_byte_timeout_secs"],
         block_size=told["block_size"],
         admin_key=told["admin_key"],
         drain_s=told["drain_timeout_secs"],

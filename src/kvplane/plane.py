@@ -127,7 +127,8 @@ class GatewayPlane(Composite):
     ) -> Gateway:
         clock, fleet = self._clock, Fleet(settings.fleet)
         keys = credentials_of(self._told, self._workers)
-        legs = Legs(LegSettings(total_s=settings.request_timeout_s), clock, None, keys)
+        limits = LegSettings(head_s=settings.first_byte_s, total_s=settings.request_timeout_s)
+        legs = Legs(limits, clock, None, keys)
         ledger, metrics = Ledger(clock, settings.rooms_kept), RouterMetrics(self._registry)
         gateway = Gateway(
             view, fleet, prompts, legs, ledger, metrics, settings, clock, follower, chains=chains

@@ -169,3 +169,24 @@ async def test_one_question_tells_where_a_request_is_since_when_and_with_whom(
         await asyncio.gather(work, return_exceptions=True)
     told = [one.value for one in MEETING]
     assert told.index(last) < told.index(stage)
+
+
+@pytest.mark.parametrize(
+    ("flag", "stream"), [("--first-byte-timeout-secs", True), ("--request-timeout-secs", False)]
+)
+async def test_a_limit_of_the_gateways_own_ends_what_waits_for_an_engine_that_never_moves(
+    flag: str, stream: bool
+) -> None:
+    """FR-OP-03: the engine enforces nothing, and its health is green."""
+    async with house() as home:
+        prefill, decode = await home.pair()
+        await home.gateway(*prefill.words, *decode.words, "--retry-max-retries", "0", flag, "0.6")
+        await home.fault(prefill, stage="verify", kind="hang", count=3)
+        body = {"model": "tiny", "prompt": "who waits here for how long " * 4, "stream": stream}
+        ended = await asyncio.gather(*(home.post("/v1/completions", body) for _ in range(3)))
+        assert [(one.status, one.body["error"]["code"]) for one in ended] == [
+            (504, "deadline_exceeded")
+        ] * 3
+        assert (await home.worker(prefill.pod))["is_healthy"]
+        well = await home.post("/v1/completions", body | {"stream": False, "max_tokens": 1})
+        assert well.status == 200, "and the next one is served"
