@@ -14,27 +14,28 @@ first byte proves, or who is left out of the next attempt.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+
+import msgspec
 
 from kvplane.vocabulary import Worker
 
 from .blame import LegFailed, Side
-from .breaker import Breaker, Breakers, Outcome, Ticket, outcome
+from .breaker import NEUTRAL, SUCCESS, Breaker, Breakers, Outcome, Ticket, outcome
 from .fleet import Fleet
 from .target import Booking, Target
 
 MOST_BUSY_S = 30.0  # a worker that asks to be left alone is, for this long, while others serve
 
 
-@dataclass(slots=True, eq=False)
-class _Stake:
+class _Stake(msgspec.Struct, eq=False):
     """One side's part."""
 
+    side: Side
     target: Target
     booking: Booking
     circuit: Breaker  # its own: that of a later life is another one
     ticket: Ticket | None
-    what: Outcome = Outcome.NEUTRAL
+    what: Outcome = NEUTRAL
     told: bool = False  # success was booked already
 
 
@@ -45,40 +46,41 @@ class Account:
 
     def __init__(self, fleet: Fleet, breakers: Breakers) -> None:
         self._fleet, self._breakers = fleet, breakers
-        self._stakes: dict[Side, _Stake] = {}
+        self._stakes: tuple[_Stake, ...] = ()  # one or two
         self.without: tuple[Worker, ...] = ()  # who is left out of the next attempt
 
     def take(self, side: Side, target: Target, tokens: int, now: float) -> None:
         """Leave to send, and load until `release`."""
         circuit = self._breakers.of(target.worker)
         ticket = circuit.admit(now)
-        booking = self._fleet.book(target.worker, tokens)
-        self._stakes[side] = _Stake(target, booking, circuit, ticket)
+        booking = self._fleet.take(target, tokens)
+        self._stakes += (_Stake(side, target, booking, circuit, ticket),)
 
     def release(self, side: Side) -> None:
         """The work of one side is over. Idempotent."""
-        if (stake := self._stakes.get(side)) is not None:
-            stake.booking.release()
+        for stake in self._stakes:
+            if stake.side is side:
+                stake.booking.release()
 
     def began(self, now: float) -> None:
         """The answer begins to leave: what prefill had to do is done, and decode works."""
-        for stake in self._stakes.values():
-            stake.what, stake.told = Outcome.SUCCESS, True
+        for stake in self._stakes:
+            stake.what, stake.told = SUCCESS, True
             stake.booking.began()
             self._fleet.answered(stake.target, now)
             if stake.ticket is not None:
-                stake.circuit.book(stake.ticket, Outcome.SUCCESS, now)
-        if (pair := self._pair()) is not None:
+                stake.circuit.book(stake.ticket, SUCCESS, now)
+        if self._breakers.pairs.faults and (pair := self._pair()) is not None:
             self._breakers.pairs.succeeded(*pair)
 
     def judge(self, failed: LegFailed, both_silent: bool, now: float) -> Side:
         """Whose fault was it? Returns the side that is named to the operator."""
         what = outcome(failed.status or None, failed.cause.retry_after is not None)
         self._signs(failed, now)
-        side = failed.guilty if failed.guilty in self._stakes else Side.DECODE
+        side = failed.guilty if self._stake(failed.guilty) is not None else Side.DECODE
         pair = self._pair()
         if failed.nobodys_fault:
-            self.without = (self._stakes[side].target.worker,) if failed.crowded else ()
+            self.without = self._worker(side) if failed.crowded else ()
             return side
         if pair is None or what is not Outcome.FAULT or not (failed.shared or both_silent):
             self._lay(side, what)
@@ -87,7 +89,7 @@ class Account:
             self._lay(sick, what)
             return sick
         blamed = self._breakers.pairs.failed(*pair, now)
-        for stake in self._stakes.values():
+        for stake in self._stakes:
             mine = stake.target.worker in blamed
             stake.what = what if mine else Outcome.PEER if blamed else Outcome.NEUTRAL
         self.without = blamed or pair
@@ -100,9 +102,9 @@ class Account:
         opened: Callable[[Target], None],
     ) -> None:
         """Report to both circuits; everything is counted once, on every path."""
-        for side, stake in self._stakes.items():
-            count(side, stake.target, stake.what)
-            if stake.ticket is None or (stake.told and stake.what is Outcome.SUCCESS):
+        for stake in self._stakes:
+            count(stake.side, stake.target, stake.what)
+            if stake.ticket is None or (stake.told and stake.what is SUCCESS):
                 continue
             moved = stake.circuit.book(stake.ticket, stake.what, now)
             if moved and not stake.circuit.closed:
@@ -110,16 +112,16 @@ class Account:
 
     def _lay(self, side: Side, what: Outcome) -> None:
         """On one side alone."""
-        for other, stake in self._stakes.items():
-            if other is side:
+        for stake in self._stakes:
+            if stake.side is side:
                 stake.what = what
             elif not stake.told:  # what worked until the first byte has worked
                 stake.what = Outcome.PEER if what is Outcome.FAULT else Outcome.NEUTRAL
-        self.without = (self._stakes[side].target.worker,)
+        self.without = self._worker(side)
 
     def _signs(self, failed: LegFailed, now: float) -> None:
         """What a failure says of a worker's health: a refusal in words is a sign of life."""
-        stake = self._stakes.get(failed.side)
+        stake = self._stake(failed.side)
         if stake is None:
             return
         if failed.status in (429, 503) and (later_s := failed.retry_after_s):
@@ -132,17 +134,23 @@ class Account:
     def _sick(self) -> Side | None:
         """The one of two whose health is in doubt, where it is one."""
         doubt = [
-            side
-            for side, stake in self._stakes.items()
+            stake.side
+            for stake in self._stakes
             if stake.target.pulse.streak < 0 or not stake.target.pulse.healthy
         ]
         return doubt[0] if len(doubt) == 1 else None
 
     def _pair(self) -> tuple[Worker, Worker] | None:
-        prefill, decode = self._stakes.get(Side.PREFILL), self._stakes.get(Side.DECODE)
+        prefill, decode = self._stake(Side.PREFILL), self._stake(Side.DECODE)
         if prefill is None or decode is None:
             return None
         return prefill.target.worker, decode.target.worker
 
+    def _stake(self, side: Side) -> _Stake | None:
+        return next((stake for stake in self._stakes if stake.side is side), None)
+
+    def _worker(self, side: Side) -> tuple[Worker, ...]:
+        return tuple(stake.target.worker for stake in self._stakes if stake.side is side)
+
     def _side_of(self, worker: Worker) -> Side:
-        return next(s for s, stake in self._stakes.items() if stake.target.worker == worker)
+        return next(stake.side for stake in self._stakes if stake.target.worker == worker)

@@ -52,6 +52,12 @@ def available(
     without: Collection[Worker] = (),
 ) -> Sequence[Target]:
     """Those that may be asked, never nobody. Raises AllShut."""
+    if not (breakers.shut or without):
+        for target in targets:
+            if target.waiting_requests >= settings.stuck_requests or now < target.busy_until:
+                break
+        else:
+            return targets
     found = targets
     if breakers.shut:
         found = [target for target in targets if breakers.admits(target.worker, now)]

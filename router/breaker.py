@@ -44,6 +44,9 @@ class Outcome(StrEnum):
     FAULT = "fault"
 
 
+SUCCESS, NEUTRAL, PEER = Outcome.SUCCESS, Outcome.NEUTRAL, Outcome.PEER  # asked for with every leg
+
+
 class Cause(StrEnum):
     """What moves a circuit."""
 
@@ -61,6 +64,7 @@ NEXT: dict[tuple[State, Cause], State] = {
 }
 
 BUCKETS = 12  # the window moves in this many steps
+ALWAYS = float("-inf")
 
 
 def outcome(status: int | None, retry_after: bool = False) -> Outcome:
@@ -105,6 +109,8 @@ class Breaker:
         self._good = 0  # good probes in a row
         self._row = 0  # faults in a row
         self._window: deque[list[float]] = deque(maxlen=BUCKETS + 1)  # [start, successes, faults]
+        self._bucket, self._full = [0.0, 0, 0], ALWAYS  # its last, and when the next one begins
+        self._leave: Ticket | None = Ticket(0, False)  # for all while CLOSED, of this life
 
     def state(self, now: float) -> State:
         """The state now; a pause that is over is noticed here."""
@@ -126,13 +132,11 @@ class Breaker:
 
     def admit(self, now: float) -> Ticket | None:
         """Leave to send one request now, or None. While probing there is one place."""
-        if not self.admits(now):
-            return None
-        if self._state is State.PROBING:
-            self._probing, self._until = True, now + self._settings.probe_s
-            self._life += 1  # a probe that was lost cannot report any more
-            return Ticket(self._life, True)
-        return Ticket(self._life, False)
+        if self._leave is not None or not self.admits(now):
+            return self._leave
+        self._probing, self._until = True, now + self._settings.probe_s
+        self._life += 1  # a probe that was lost cannot report any more
+        return Ticket(self._life, True)
 
     def book(self, ticket: Ticket, what: Outcome, now: float) -> bool:
         """Report what became of a request. True where the state changed by it."""
@@ -140,10 +144,17 @@ class Breaker:
             return False
         if ticket.probe:
             return self._judge_probe(what, now)
-        if what in (Outcome.NEUTRAL, Outcome.PEER):
+        if what is NEUTRAL or what is PEER:
             return False
-        self._count(what, now)
-        if what is not Outcome.FAULT or not self._tripped(now):
+        if now >= self._full:
+            self._step(now)
+        if what is SUCCESS:
+            self._bucket[1] += 1
+            self._row = 0
+            return False
+        self._bucket[2] += 1
+        self._row += 1
+        if not self._tripped(now):
             return False
         self._first_pauses()
         self._open(Cause.TRIPPED, now)
@@ -189,15 +200,14 @@ class Breaker:
         self._life += 1
         self._probing, self._good, self._row = False, 0, 0
         self._window.clear()
+        self._full = ALWAYS
+        self._leave = Ticket(self._life, False) if self.closed else None
         self._on_move(self, now)
 
-    def _count(self, what: Outcome, now: float) -> None:
-        step = self._settings.window_s / BUCKETS
-        if not self._window or now >= self._window[-1][0] + step:
-            self._window.append([now, 0, 0])
-        fault = what is Outcome.FAULT
-        self._window[-1][2 if fault else 1] += 1
-        self._row = self._row + 1 if fault else 0
+    def _step(self, now: float) -> None:
+        """A new bucket: the last one is full, or there is none yet."""
+        self._bucket, self._full = [now, 0, 0], now + self._settings.window_s / BUCKETS
+        self._window.append(self._bucket)
 
     def _tripped(self, now: float) -> bool:
         """Enough faults in a row, or enough in the window and a large share of it."""
@@ -221,14 +231,15 @@ class Breakers:
 
     def of(self, worker: Worker) -> Breaker:
         """The circuit of a worker."""
-        found = self._all.get(worker)
-        if found is None:
+        try:
+            return self._all[worker]
+        except KeyError:
 
             def moved(breaker: Breaker, now: float) -> None:
                 self._moved(worker, breaker, now)
 
-            found = self._all[worker] = Breaker(self._settings, moved)
-        return found
+            self._all[worker] = found = Breaker(self._settings, moved)
+            return found
 
     def admits(self, worker: Worker, now: float) -> bool:
         """May this worker be picked? Makes no circuit for one that never failed."""

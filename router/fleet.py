@@ -219,8 +219,18 @@ class Fleet:
         target = self.target(worker)
         if target is None:
             raise KeyError(f"worker {worker} left the fleet")
+        return self.take(target, tokens)
+
+    def take(self, target: Target, tokens: int) -> Booking:
+        """The same of one that was chosen just now."""
+        assert tokens >= 0, "load cannot be negative"
         self._turn += 1
         target.turn = self._turn
+        target.inflight_tokens += tokens
+        target.inflight_requests += 1
+        target.waiting_requests += 1
+        if target.waiting_requests == self.settings.stuck_requests:
+            target.signs_seen = -1  # an older silence was not theirs
         return Booking(target, tokens)
 
     def _find_sides(self, model: str) -> Sides:

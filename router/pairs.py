@@ -27,13 +27,13 @@ class Pairs:
 
     def __init__(self, settings: BreakerSettings | None = None) -> None:
         self._settings = settings or BreakerSettings()
-        self._faults: dict[Met, deque[float]] = {}  # when, in a row; never empty
+        self.faults: dict[Met, deque[float]] = {}  # when, in a row
 
     def failed(self, prefill: Worker, decode: Worker, now: float) -> tuple[Worker, ...]:
         """Book a fault of both. Returns the workers it can be laid on; nobody while only these two
         failed, and only with each other."""
         self._drop_old(now)
-        times = self._faults.setdefault((prefill, decode), deque(maxlen=self._settings.pair_faults))
+        times = self.faults.setdefault((prefill, decode), deque(maxlen=self._settings.pair_faults))
         times.append(now)
         of_prefill, of_decode = self._partners(prefill, decode)
         if of_prefill > of_decode:
@@ -44,28 +44,28 @@ class Pairs:
 
     def succeeded(self, prefill: Worker, decode: Worker) -> None:
         """They met: nothing stands between them."""
-        if self._faults:
-            self._faults.pop((prefill, decode), None)
+        if self.faults:
+            self.faults.pop((prefill, decode), None)
 
     def apart(self, now: float) -> frozenset[Met]:
         """Those that should not meet now, where others can. Whoever failed with several is known to
         be guilty: its circuit is what keeps requests away."""
-        if not self._faults:
+        if not self.faults:
             return NONE
         many, since = self._settings.pair_faults, now - self._settings.pause_s
-        often = [m for m, times in self._faults.items() if len(times) >= many and times[-1] > since]
+        often = [m for m, times in self.faults.items() if len(times) >= many and times[-1] > since]
         return frozenset(met for met in often if self._partners(*met) == (1, 1))
 
     def forget(self, pod: Pod) -> None:
         """A pod left, or began a new life."""
-        left = {met: t for met, t in self._faults.items() if pod not in (met[0].pod, met[1].pod)}
-        self._faults = left
+        left = {met: t for met, t in self.faults.items() if pod not in (met[0].pod, met[1].pod)}
+        self.faults = left
 
     def _partners(self, prefill: Worker, decode: Worker) -> tuple[int, int]:
         """With how many each of the two failed."""
-        of_prefill = sum(one == prefill for one, _ in self._faults)
-        return of_prefill, sum(other == decode for _, other in self._faults)
+        of_prefill = sum(one == prefill for one, _ in self.faults)
+        return of_prefill, sum(other == decode for _, other in self.faults)
 
     def _drop_old(self, now: float) -> None:
         since = now - self._settings.window_s
-        self._faults = {met: times for met, times in self._faults.items() if times[-1] > since}
+        self.faults = {met: times for met, times in self.faults.items() if times[-1] > since}

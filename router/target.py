@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from urllib.parse import urlsplit
 
+import msgspec
+
 from kvplane.bootstrap import local
 from kvplane.vocabulary import Role, Stage, Worker, WorkerUp
 
@@ -61,7 +63,7 @@ class Target:
     role: Role = field(init=False)
     model: str = field(init=False)
     bootstrap_host: str = field(init=False)  # where its rank directory answers; no brackets
-    _signs_seen: int = -1
+    signs_seen: int = -1  # at the last look; -1: it was not looked at since so many wait
     _quiet_since: float = 0.0
 
     def __post_init__(self) -> None:
@@ -106,13 +108,12 @@ class Target:
 
     def stuck(self, now: float, settings: FleetSettings) -> bool:
         """Do several requests wait there, and none got a sign of life for long? Health checks may
-        well say 200 meanwhile. Looked at whenever somebody is chosen; the first look sets the time.
-        """
+        well say 200 meanwhile. Looked at whenever somebody is chosen; the first look since so many
+        wait sets the time."""
         if self.waiting_requests < settings.stuck_requests:
-            self._signs_seen = -1
             return False
-        if self.signs != self._signs_seen:
-            self._signs_seen, self._quiet_since = self.signs, now
+        if self.signs != self.signs_seen:
+            self.signs_seen, self._quiet_since = self.signs, now
         return now - self._quiet_since >= settings.stuck_s
 
     def __repr__(self) -> str:
@@ -128,29 +129,25 @@ def bootstrap_host(up: WorkerUp) -> str:
     return up.bootstrap_host or local(urlsplit(up.url).hostname or "")
 
 
-class Booking:
-    """Load of one leg on one target, from selection on. release() counts once, however often."""
+class Booking(msgspec.Struct, eq=False):
+    """Load of one leg on one target, from `Fleet.take` on. release() counts once, however often."""
 
-    __slots__ = ("_open", "_waiting", "target", "tokens")
-
-    def __init__(self, target: Target, tokens: int) -> None:
-        assert tokens >= 0, "load cannot be negative"
-        self.target, self.tokens, self._open, self._waiting = target, tokens, True, True
-        target.inflight_tokens += tokens
-        target.inflight_requests += 1
-        target.waiting_requests += 1
+    target: Target
+    tokens: int
+    open: bool = True
+    waiting: bool = True  # for its answer to begin
 
     def began(self) -> None:
         """Its answer begins: it waits no more."""
-        if self._waiting:
-            self._waiting = False
+        if self.waiting:
+            self.waiting = False
             self.target.waiting_requests -= 1
 
     def release(self) -> None:
         """Give the load back."""
-        self.began()
-        if self._open:
-            self._open = False
+        if self.open:
+            self.began()
+            self.open = False
             self.target.inflight_tokens -= self.tokens
             self.target.inflight_requests -= 1
 

@@ -124,6 +124,18 @@ def test_one_long_prompt_is_no_stuck_worker_and_an_old_silence_does_not_count() 
     assert target.inflight_requests == 2
 
 
+def test_a_silence_of_requests_that_left_is_not_held_against_those_that_came() -> None:
+    """Nobody was chosen between the first ones' end and the next ones' beginning."""
+    fleet = fleet_of("p1", "p2")
+    first = [fleet.book(P1, 10) for _ in range(2)]
+    assert asked(fleet, Breakers(), 100.0) == "p1 p2"
+    for booking in first:
+        booking.release()
+    loaded(fleet, P1, 2)
+    seen = [asked(fleet, Breakers(), now) for now in (131.0, 160.0, 161.0)]
+    assert seen == ["p1 p2", "p1 p2", "p2"]
+
+
 def test_long_answers_that_flow_are_no_stuck_worker() -> None:
     fleet = fleet_of("p1", "p2")
     bookings = [fleet.book(P1, 10) for _ in range(5)]

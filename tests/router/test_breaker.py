@@ -314,3 +314,14 @@ def test_a_late_word_about_an_earlier_life_reaches_nobody() -> None:
         old.book(one, FAULT, 1.0)
     assert breakers.admits(P1, 1.0) and not breakers.shut
     assert breakers.of(P1).state(1.0) is State.CLOSED
+
+
+def test_whoever_asks_a_closed_circuit_gets_the_same_leave_until_it_moves() -> None:
+    breaker = Breaker(SETTINGS)
+    before = ticket(breaker, 0.0)
+    assert ticket(breaker, 5.0) is before
+    send(breaker, FAULT, 5.0, times=3)
+    send(breaker, OK, 15.0, times=2)
+    after = ticket(breaker, 15.0)
+    assert after is not before and not breaker.book(before, FAULT, 15.0)
+    assert ticket(breaker, 15.0) is after

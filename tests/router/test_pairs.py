@@ -81,4 +81,4 @@ def test_a_row_of_faults_without_end_takes_no_memory() -> None:
     pairs = Pairs(SETTINGS)
     for at in range(10_000):
         pairs.failed(P1, D1, float(at))
-    assert [len(times) for times in pairs._faults.values()] == [3]
+    assert [len(times) for times in pairs.faults.values()] == [3]
