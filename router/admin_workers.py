@@ -163,7 +163,8 @@ class _Board:
         }
         for one in self.desk.waiting() if self.desk is not None else ():
             pod = one.declared.pod
-            found.setdefault(pod, expected(one, *self._known(pod), wall))
+            draining = {"draining": fleet.drains.of(one.declared)}
+            found.setdefault(pod, expected(one, *self._known(pod), wall) | draining)
         return list(found.values())
 
     def _known(self, pod: Pod) -> tuple[str, Noted]:

@@ -114,6 +114,7 @@ class Departures:
 
     async def _forget(self, pod: Pod) -> bool:
         self._credentials.forget(pod)
+        self._fleet.drains.forget(pod)
         return await self._desk.remove(pod)
 
     def _busy(self, pod: Pod) -> int:

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from kvplane.vocabulary import Generation, Pod, Role, Shape, Stage, Worker, WorkerUp
 
+from .drains import Drains
 from .errors import GatewayError
 from .settings import FleetSettings
 from .target import Booking, Lost, Pulse, Target, beat
@@ -46,6 +47,7 @@ class Fleet:
         self._sides: dict[str, Sides] = {}  # sides(), remembered
         self._asked: dict[str, tuple[str, int]] = {}  # asked_for(), remembered
         self._lives: dict[Pod, Generation] = {}  # the last one of each pod, gone ones too
+        self.drains = Drains()  # by hand; whatever life a pod has
         self._turn = 0  # requests booked so far
         self.ramping_until = 0.0  # after this nobody is new any more
         self.waiting: Callable[[], Iterable[Waited]] = tuple  # discovery's, where there is one
@@ -64,7 +66,7 @@ class Fleet:
                 target.up = worker
                 target.__post_init__()
         else:
-            pulse = Pulse(draining=worker.draining, since=now)
+            pulse = Pulse(draining=self.drains.of(worker), since=now)
             ranks = range(max(1, worker.dp_size))
             fresh = tuple(Target(Worker(worker.pod, rank), worker, pulse) for rank in ranks)
             self._pods = dict(sorted({**self._pods, worker.pod: fresh}.items()))
@@ -78,7 +80,8 @@ class Fleet:
         self._changed()
 
     def drain(self, pod: Pod, draining: bool = True) -> None:
-        """Take no new requests there (or again); running ones finish."""
+        """Take no new requests there (or again), in this life and later ones; running ones end."""
+        self.drains.say(pod, draining)
         for target in self._pods.get(pod, ()):
             target.pulse.draining = draining
         self._changed()

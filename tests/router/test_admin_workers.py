@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -20,7 +21,7 @@ from kvplane.router.discovery import Static
 from kvplane.router.settings import ProbeSettings, RetrySettings, RouterSettings
 from kvplane.runtime import SystemClock
 from kvplane.signing import signed
-from kvplane.vocabulary import Pod, WorkerUp
+from kvplane.vocabulary import Generation, Pod, WorkerUp
 from kvplane.workers import worker_from_table
 
 GOOD = replies(answer(b"{}"))
@@ -297,6 +298,37 @@ async def test_a_change_that_cannot_be_is_refused_by_name(body: bytes, param: st
             error = (await found.json())["error"]
             assert (found.status, error["code"]) == (400, "invalid_request")
             assert param is None or error["param"] == param
+
+
+async def test_who_is_drained_stays_so_when_its_engine_starts_again() -> None:
+    """Whatever life it has; a worker of that name is new when the old one was deleted."""
+    async with manned({"u1": engine()}) as (house, departures):
+        path = await add(house, "u1", "regular")
+        (up,) = house.fleet.pods()
+        await call(house, "PUT", path, {"draining": True})
+        for life in ("2", "3"):
+            house.fleet.down(up.pod)  # as discovery tells it
+            house.fleet.up(replace(up, generation=Generation(life)))
+            assert (await call(house, "GET", path))[1]["status"] == "drained"
+            assert (await house.post("/generate", {"text": "x"}))[0] == 503
+        await call(house, "PUT", path, {"draining": False})
+        house.fleet.up(replace(up, generation=Generation("4")))
+        assert (await house.post("/generate", {"text": "x"}))[0] == 200
+        await call(house, "PUT", path, {"draining": True})
+        await departures.remove(up.pod)
+        await until(lambda: not house.fleet.pods())
+        await add(house, "u1", "regular")
+        assert (await house.post("/generate", {"text": "x"}))[0] == 200
+
+
+async def test_a_worker_can_be_drained_before_it_serves() -> None:
+    async with manned({"u1": engine()}) as (house, departures):
+        departures.add(replace(declare({"url": house.engines["u1"].url}), pod=Pod("late")))
+        assert (await call(house, "PUT", "/workers/late", {"draining": True}))[0] == 202
+        assert (await call(house, "GET", "/workers/late"))[1]["draining"]
+        await until(lambda: house.fleet.pods())
+        assert (await call(house, "GET", "/workers/late"))[1]["status"] == "drained"
+        assert (await house.post("/generate", {"text": "x"}))[0] == 503
 
 
 async def test_the_log_says_who_is_drained_by_hand_and_whose_health_changed(

@@ -10,6 +10,7 @@ import json
 import random
 import time
 from collections import Counter, defaultdict
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -21,7 +22,7 @@ from kit.wait import until
 from kvplane.router.breaker import Outcome
 from kvplane.router.fleet import Fleet
 from kvplane.router.settings import BreakerSettings, RouterSettings
-from kvplane.vocabulary import Pod, Role, Worker
+from kvplane.vocabulary import Generation, Pod, Role, Worker
 from kvplane.workers import WorkerFault, worker_from_table
 
 KNOWING = RouterSettings(tokenizer="builtin")
@@ -343,5 +344,11 @@ def test_a_worker_that_is_declared_drained_is_so_after_every_start() -> None:
     fleet.drain(up.pod, False)
     fleet.up(up)
     assert target.usable, "who was taken in stays so as long as we live"
+    fleet.up(replace(up, generation=Generation("another life")))
+    assert all(target.usable for target in fleet.targets()), "and whatever life its engine has"
+    fleet.drains.forget(up.pod)
+    fleet.down(up.pod)
+    fleet.up(up)
+    assert not any(target.usable for target in fleet.targets()), "until it is deleted"
     with pytest.raises(WorkerFault, match="draining 'yes': must be true or false"):
         worker_from_table(table | {"draining": "yes"})
