@@ -49,9 +49,9 @@ class Admission:
 
     def look(self, key: Key, now: float) -> None:
         """Before a body is read: raises GatewayError where it would be read for nothing."""
-        if wait_s := key.bucket.take(now):
+        if key.bucket.limited and (wait_s := key.bucket.take(now)):
             raise self._over_rate(key, "of this key", wait_s)
-        if wait_s := self._rate.take(now):
+        if self._rate.limited and (wait_s := self._rate.take(now)):
             raise self._over_rate(key, "of all keys together", wait_s)
         if 0 <= key.most <= key.running:
             text = f"{key.running} requests of this key are under way; it may have {key.most}"
@@ -59,10 +59,16 @@ class Admission:
         if not self.places.free and self.places.full(key.name):
             raise self._full(key)
 
+    def enter_at_once(self) -> bool:
+        """A place where one is free; `leave` gives it back. Else `enter` waits for one."""
+        free = self.places.free
+        if free:
+            self.places.take()
+        return free
+
     async def enter(self, key: Key, client: Asking) -> None:
         """A place, now or in turn; `leave` gives it back. Raises GatewayError and ClientGone."""
-        if self.places.free:
-            self.places.take()
+        if self.enter_at_once():
             return
         waiting = self.places.join(key.name)
         if waiting is None:

@@ -15,12 +15,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import secrets
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import msgspec
+
+from kvplane.dice import DICE
 
 from .admission import Admission
 from .admission_metrics import AdmissionState
@@ -65,16 +65,21 @@ class Api:
             await client.whole(405, [*error.head(), (b"allow", b"POST")], error.body())
 
     async def _infer(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
-        metrics, clock = self._gateway.metrics, self._gateway.clock
-        begun = clock.now()
-        client = AsgiClient(receive, send, scope)
-        client.on_first = lambda: metrics.first_byte_s.labels(path).observe(clock.now() - begun)
-        headers = scope["headers"]
-        request_id = sane_id(_header(headers, b"x-request-id"), lambda: secrets.token_hex(12))
+        metrics, now = self._gateway.metrics, self._gateway.clock.now
+        begun, headers = now(), scope["headers"]
+        told = dict(reversed(headers))  # the first of a name counts
+        client, first_s = AsgiClient(receive, send, scope), metrics.first_byte_s.labels(path)
+        client.on_first = lambda: first_s.observe(now() - begun)
+        request_id = sane_id(told.get(b"x-request-id"), DICE.hex_id)
         try:
             key = self.keys.of(headers)
             self.admission.look(key, begun)
-            await self._admitted(path, scope, key, request_id, client)
+            key.running += 1
+            try:
+                await self._admitted(path, headers, told, key, request_id, client)
+            finally:
+                key.running -= 1
+                self.admission.let_go(client.held_bytes)
         except GatewayError as error:
             if not client.gone:
                 await client.whole(error.status, _error_head(error, request_id), error.body())
@@ -84,55 +89,50 @@ class Api:
             log.exception("request failed request=%s", request_id)
             await self._apologise(client, request_id)
         finally:
+            client.on_first = None  # it holds the client: together they would be garbage
             status = "gone" if client.gone else str(client.status or "gone")
             metrics.requests.labels(path, status).inc()
-            metrics.request_s.labels(path).observe(clock.now() - begun)
+            metrics.request_s.labels(path).observe(now() - begun)
 
     async def _admitted(
-        self, path: str, scope: Scope, key: Key, request_id: str, client: AsgiClient
-    ) -> None:
-        """Count it under its key until it is over."""
-        key.running += 1
-        try:
-            raw = await self._body(scope["headers"], key, client)
-            unwatch = client.watched(scope)
-            try:
-                await self._answer(path, raw, scope["headers"], key, request_id, client)
-            finally:
-                unwatch()
-        finally:
-            key.running -= 1
-            self.admission.let_go(client.held_bytes)
-
-    async def _body(self, headers: HeaderList, key: Key, client: AsgiClient) -> bytes:
-        coding = _header(headers, b"content-encoding") or b""
-        if coding.lower() not in DECODABLE:
-            raise GatewayError(
-                "invalid_request", "content-encoding of a request is not supported", status=415
-            )
-        declared = _header(headers, b"content-length") or b""
-        return await client.body(self._limits, declared, partial(self.admission.hold, key))
-
-    async def _answer(
         self,
         path: str,
-        raw: bytes,
         headers: HeaderList,
+        told: dict[bytes, bytes],
         key: Key,
         request_id: str,
         client: AsgiClient,
     ) -> None:
-        read = (path, raw, request_id, self.keys.onward(headers), key.salt)
-        make: Callable[..., Ask | Call] = _ask if path in COUNTS else read_call
-        wanted = make(*read) if len(raw) <= LONG_BYTES else await asyncio.to_thread(make, *read)
-        await self.admission.enter(key, client)
+        """The body, what it asks, a place, the answer."""
+        if told.get(b"content-encoding", b"").lower() not in DECODABLE:
+            raise GatewayError(
+                "invalid_request", "content-encoding of a request is not supported", status=415
+            )
+        hold, limits = self.admission.hold, self._limits
+        declared = told.get(b"content-length", b"")
+        raw = client.body_here(limits.most_body_bytes, declared, hold, key)
+        if raw is None:
+            raw = await client.body(limits, hold, key)
+        client.watch()
         try:
-            if isinstance(wanted, Call):
-                await self._proxy.handle(wanted, client)
+            if b"connection" in told or self.keys.guarded:
+                headers = self.keys.onward(headers)
+            make: Callable[..., Ask | Call] = _ask if path in COUNTS else read_call
+            if len(raw) <= LONG_BYTES:
+                wanted = make(path, raw, request_id, headers, key.salt)
             else:
-                await self._gateway.handle(wanted, client)
+                wanted = await asyncio.to_thread(make, path, raw, request_id, headers, key.salt)
+            if not self.admission.enter_at_once():
+                await self.admission.enter(key, client)
+            try:
+                if isinstance(wanted, Call):
+                    await self._proxy.handle(wanted, client)
+                else:
+                    await self._gateway.handle(wanted, client)
+            finally:
+                self.admission.leave()
         finally:
-            self.admission.leave()
+            client.unwatch()
 
     async def _apologise(self, client: AsgiClient, request_id: str) -> None:
         """Something of ours broke: say so where an answer has not begun."""
@@ -146,13 +146,6 @@ def _ask(path: str, raw: bytes, request_id: str, headers: HeaderList, salt: str)
     ask = parse(path, raw, request_id, tuple(headers))
     raw, body = apart(path, ask.raw, ask.body, salt)
     return ask if raw is ask.raw else msgspec.structs.replace(ask, raw=raw, body=body)
-
-
-def _header(headers: HeaderList, name: bytes) -> bytes | None:
-    for key, value in headers:
-        if key == name:
-            return value
-    return None
 
 
 def _error_head(error: GatewayError, request_id: str) -> HeaderList:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol
 
 from starlette.exceptions import HTTPException
 
 from .dispatch import ClientGone
 from .errors import GatewayError
+from .keys import Key
 from .legs_exchange import Bell
 from .settings import AdmissionSettings
 
@@ -21,65 +22,83 @@ Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
 Send = Callable[[dict[str, Any]], Awaitable[None]]
 HeaderList = list[tuple[bytes, bytes]]
+Hold = Callable[[Key, int], None]  # Admission.hold
 
-# Our own server's ways to tell; connections.py has them.
-LEAVE, WHOLE = "kvplane.leave", "kvplane.whole"
-ANSWER, PUT = "kvplane.answer", "kvplane.put"
+CYCLE = "kvplane.cycle"  # our own server's way to answer: cycle.py has it
 CLOSE = (b"connection", b"close")  # the rest of a body would only be read to be thrown away
+
+
+class Cycle(Protocol):
+    """What our own server offers beside messages."""
+
+    more_body: bool
+
+    def take(self) -> bytes: ...
+    def on_leave(self, call: Callable[[], None]) -> None: ...
+    def answer(self, status: int, headers: HeaderList, data: bytes, more: bool) -> bool: ...
+    def put(self, data: bytes) -> bool: ...
 
 
 class AsgiClient:
     """The one who asked."""
 
+    __slots__ = (
+        "_cycle", "_head", "_receive", "_send", "_watching", "bell", "gone", "held_bytes",
+        "on_first", "status",
+    )  # fmt: skip
+
     def __init__(self, receive: Receive, send: Send, scope: Scope | None = None) -> None:
         self._receive, self._send = receive, send
-        self._offers = (scope or {}).get("extensions") or {}
+        offers = scope.get("extensions") if scope is not None else None
+        self._cycle: Cycle | None = offers.get(CYCLE) if offers else None
         self.bell = Bell()
         self.gone = False
         self.status = 0  # of the answer that began to leave
         self._head: tuple[int, HeaderList] | None = None  # not sent yet
         self.held_bytes = 0  # of the body, as `hold` was told
-        self.on_first: Callable[[], None] = lambda: None
+        self.on_first: Callable[[], None] | None = None
+        self._watching: asyncio.Task[None] | None = None
 
     async def start(self, status: int, headers: HeaderList) -> None:
         """The head; it leaves with the first body bytes."""
         self.status, self._head = status, (status, headers)
-        self.on_first()
+        if self.on_first is not None:
+            self.on_first()
 
     async def write(self, data: bytes, more: bool) -> None:
         """Body bytes; waits while the client does not drain."""
         if self._head is not None:
             (status, headers), self._head = self._head, None
-            at_once = self._offers.get(ANSWER)
-            if at_once is not None and at_once(status, headers, data, more):
+            if self._cycle is not None and self._cycle.answer(status, headers, data, more):
                 return
             await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
     def put(self, data: bytes) -> bool:
         """A part of a stream that began, now; False where it has to be waited for."""
-        at_once = self._offers.get(PUT)
-        return at_once is not None and at_once(data)
+        return self._cycle is not None and self._cycle.put(data)
 
     async def whole(self, status: int, headers: HeaderList, body: bytes) -> None:
         """A complete answer."""
         await self.start(status, [*headers, (b"content-length", b"%d" % len(body))])
         await self.write(body, more=False)
 
-    async def body(
-        self, limits: AdmissionSettings, declared: bytes, hold: Callable[[int], None]
-    ) -> bytes:
-        """The request's body. `hold` is told of each part. Raises GatewayError 413, 408 and what
-        `hold` raises; ClientGone."""
+    def body_here(self, most_bytes: int, declared: bytes, hold: Hold, key: Key) -> bytes | None:
+        """The request's body where it has come already, else None. Raises as `body` does."""
+        if declared.isdigit() and int(declared) > most_bytes:
+            raise _too_large(most_bytes)
+        if self._cycle is None or self._cycle.more_body:
+            return None
+        body = self._cycle.take()
+        if len(body) > most_bytes:
+            raise _too_large(most_bytes)
+        self._hold(len(body), hold, key)
+        return body
+
+    async def body(self, limits: AdmissionSettings, hold: Hold, key: Key) -> bytes:
+        """The request's body as it comes. `hold` is told of each part. Raises GatewayError 413,
+        408 and what `hold` raises; ClientGone."""
         most = limits.most_body_bytes
-        if declared.isdigit() and int(declared) > most:
-            raise _too_large(most)
-        if (here := self._offers.get(WHOLE)) is not None and here():
-            part, _ = await self._part()  # waits for nothing
-            if len(part) > most:
-                raise _too_large(most)
-            self._hold(len(part), hold)
-            return part
         parts: list[bytes] = []
         size, loop = 0, asyncio.get_running_loop()
         begun = loop.time()
@@ -90,7 +109,7 @@ class AsgiClient:
                     size += len(part)
                     if size > most:
                         raise _too_large(most)
-                    self._hold(len(part), hold)
+                    self._hold(len(part), hold, key)
                     parts.append(part)
                     if not more:
                         return part if len(parts) == 1 else b"".join(parts)
@@ -106,21 +125,25 @@ class AsgiClient:
             raise ClientGone
         return message.get("body", b""), bool(message.get("more_body"))
 
-    def _hold(self, size: int, hold: Callable[[int], None]) -> None:
+    def _hold(self, size: int, hold: Hold, key: Key) -> None:
         try:
-            hold(size)
+            hold(key, size)
         except GatewayError as error:
             error.headers.append(CLOSE)
             raise
         self.held_bytes += size
 
-    def watched(self, scope: Scope) -> Callable[[], object]:
-        """From now on its leaving wakes whoever serves it; what is returned ends that."""
-        tell = (scope.get("extensions") or {}).get(LEAVE)
-        if tell is None:  # a server that is not ours
-            return asyncio.create_task(self._watch()).cancel
-        tell(self._left)
-        return lambda: None
+    def watch(self) -> None:
+        """From now on its leaving wakes whoever serves it, until `unwatch`."""
+        if self._cycle is not None:
+            self._cycle.on_leave(self._left)
+        else:  # a server that is not ours
+            self._watching = asyncio.create_task(self._watch())
+
+    def unwatch(self) -> None:
+        """It may leave."""
+        if self._watching is not None:
+            self._watching.cancel()
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

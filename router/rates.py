@@ -15,16 +15,16 @@ class Bucket:
     A rate of 0 is no limit.
     """
 
-    __slots__ = ("_burst", "_filled", "_left", "_per_s")
+    __slots__ = ("_burst", "_filled", "_left", "_per_s", "limited")
 
     def __init__(self, per_s: float, burst: int = 0) -> None:
-        self._per_s = per_s
+        self._per_s, self.limited = per_s, bool(per_s)
         self._burst = float(burst or max(1, round(per_s * 10)))
         self._left, self._filled = self._burst, 0.0
 
     def take(self, now: float) -> float:
         """0 where a request was spent; else seconds until there is one. Refusals cost nothing."""
-        if not self._per_s:
+        if not self.limited:
             return 0.0
         passed = max(0.0, now - self._filled)
         self._left = min(self._burst, self._left + passed * self._per_s)

@@ -25,7 +25,7 @@ SANE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 Body = dict[str, Any]
 
 
-class Ask(msgspec.Struct, frozen=True):
+class Ask(msgspec.Struct, frozen=True, gc=False):
     """One inference request, checked as far as the gateway reads it."""
 
     path: str
@@ -36,22 +36,14 @@ class Ask(msgspec.Struct, frozen=True):
     batched: bool = False  # a list of prompts, also of one
     samples: int = 1  # n
     headers: tuple[tuple[bytes, bytes], ...] = ()  # of the client, as they came
-
-    @property
-    def stream(self) -> bool:
-        """Does the client want server-sent events?"""
-        return bool(self.body.get("stream"))
-
-    @property
-    def model(self) -> str:
-        """As the client named it; "" where it did not."""
-        return str(self.body.get("model") or "")
+    stream: bool = False  # does the client want server-sent events?
+    model: str = ""  # as the client named it
 
 
 def parse(path: str, raw: bytes, request_id: str, headers: tuple[Any, ...] = ()) -> Ask:
     """An Ask of a body. Raises GatewayError (400) naming the member that is wrong."""
     body = _decode(raw)
-    named(body)
+    model = named(body)
     _typed(body, "stream", bool, "true or false")
     _counted(body, "max_tokens", 0)
     _counted(body, "max_completion_tokens", 0)
@@ -64,7 +56,8 @@ def parse(path: str, raw: bytes, request_id: str, headers: tuple[Any, ...] = ())
     if prompts * samples > MOST_ROOMS:
         many = f"{prompts} prompts x n {samples}"
         raise invalid("n", f"{many}: at most {MOST_ROOMS} answers in one request")
-    return Ask(path, raw, body, request_id, prompts, batched, samples, headers)
+    stream = body.get("stream") is True
+    return Ask(path, raw, body, request_id, prompts, batched, samples, headers, stream, model)
 
 
 def named(body: Body) -> str:
@@ -100,8 +93,7 @@ def _kind(value: object) -> str:
 
 
 def _typed(body: Body, name: str, kind: type, want: str) -> None:
-    value = body.get(name)
-    if value is not None and not isinstance(value, kind):
+    if (value := body.get(name)) is not None and not isinstance(value, kind):
         raise invalid(name, f"'{name}' must be {want}, not {_kind(value)}")
 
 

@@ -11,8 +11,8 @@ import pytest
 from kit.wait import until
 from prometheus_client import CollectorRegistry, generate_latest
 
-from kvplane.connections import MOST_AHEAD, MOST_BYTES, Connection, RefusedHeads
-from kvplane.doors import Server
+from kvplane.connections import MOST_AHEAD, MOST_BYTES, Connection
+from kvplane.doors import RefusedHeads, Server
 
 HEAD = b"GET / HTTP/1.1\r\nhost: a\r\n"
 
@@ -258,9 +258,9 @@ async def test_a_client_that_left_before_the_app_looked_is_no_error_in_the_log(
     left: list[int] = []
 
     async def leaves(scope: dict[str, Any], receive: Any, send: Any) -> None:
-        tell = scope["extensions"]["kvplane.leave"]
-        tell.__self__.transport.close()
-        tell(lambda: left.append(1))
+        cycle = scope["extensions"]["kvplane.cycle"]
+        cycle._line.transport.close()
+        cycle.on_leave(lambda: left.append(1))
 
     server = Server(leaves, "127.0.0.1", 0, "test")
     await server.start()
@@ -269,7 +269,7 @@ async def test_a_client_that_left_before_the_app_looked_is_no_error_in_the_log(
         await until(lambda: bool(left))
     finally:
         await server.stop()
-    assert left == [1] and "ASGI callable" not in caplog.text
+    assert left == [1] and "an app" not in caplog.text
 
 
 async def test_who_is_refused_while_sending_hears_it_and_is_let_go() -> None:

@@ -3,26 +3,21 @@
 Door. Used by doors.py, between uvicorn and its parser. Heads are bounded in bytes and time (25 MB
 of header lines would hold 300 MB, a head that never ends would be waited for for ever) and refused
 in words (refusals.py), writing.py joins what is written, a client that takes nothing of its answer
-is let go, and the scope offers more. Open it to change a bound.
+is let go. What a request and its answer are is in cycle.py. Open it to change a bound.
 
     scope["extensions"]["tls"]["client_cert_name"]   as the ASGI TLS extension has it
-    scope["extensions"]["kvplane.leave"](call)       call() when the client leaves before the end
-    scope["extensions"]["kvplane.whole"]()           is the request's body here?
-    "kvplane.answer"(status, headers, data, more)    both of answering.py: false where nothing was
-    "kvplane.put"(data)                              done and the app has to send and wait
+    scope["extensions"]["kvplane.cycle"]             cycle.py: to answer without messages
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable
+from collections import deque
 from typing import Any, ClassVar
 
-from prometheus_client.core import CounterMetricFamily, Metric
-from prometheus_client.registry import Collector
-
-from kvplane.answering import Headers, answer, put
+from kvplane.cycle import EXTENSION, Cycle, Headers
+from kvplane.heads import place, subject
 from kvplane.offers import Declining
 from kvplane.refusals import MOST_LINES, refusal, too_long
 from kvplane.writing import Writer
@@ -35,8 +30,7 @@ HEAD_S = 10.0  # for a head to arrive whole, counted from its first byte or from
 MOST_AHEAD = 256  # requests sent before the answer to an earlier one; real clients send none
 MOST_UNREAD = 1024 * 1024  # of a body, before no more is read until the app took it
 STALL_S = 120.0  # a client that takes not a byte of what waits for it this long is let go
-LEAVE = "kvplane.leave"  # a task that waits for this would cost a tenth of a small request
-WHOLE, ANSWER, PUT = "kvplane.whole", "kvplane.answer", "kvplane.put"
+ASGI = {"version": "3.0", "spec_version": "2.3"}
 TELL_S = 1.0  # a flood of bad heads is not a flood of log lines
 
 
@@ -57,48 +51,67 @@ class Connection(Declining):
     _named: str | None = None
     _late: asyncio.TimerHandle | None = None
     _stuck: asyncio.TimerHandle | None = None
-    _leaving: Callable[[], None] | None = None
+    _idle: asyncio.TimerHandle | None = None
+    _idle_since = 0.0
+    newest: Cycle | None = None  # of the head that was read last
+    turn: Cycle | None = None  # whose answer is due
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._writer = Writer(transport, self.loop, lambda: self._within)
-        self.transport = self._writer  # type: ignore[assignment]
-        self._named = _subject(transport.get_extra_info("peercert"))
+        self.writer = Writer(transport, self.loop, lambda: self._within)
+        self.transport = self.writer  # type: ignore[assignment]
+        self._named = subject(transport.get_extra_info("peercert"))
+        self.ahead: deque[Cycle] = deque()  # sent before the answer to an earlier one
+        self._extensions: dict[str, Any] = {}
+        if self._named:
+            self._extensions["tls"] = {"client_cert_name": self._named}
         self._late = self.loop.call_later(self.head_s, self._refuse)
 
     def connection_lost(self, exc: Exception | None) -> None:
+        """As uvicorn's, and every request that is not over hears of it."""
         self._in_time()
         self._drains()
-        self._writer.ended()
-        super().connection_lost(exc)
-        leaving, self._leaving = self._leaving, None
-        if leaving is not None:
-            leaving()
+        self.writer.ended()
+        self.connections.discard(self)
+        self.flow.resume_writing()
+        if self._idle is not None:
+            self._idle.cancel()
+        if exc is None:
+            self.transport.close()
+        cycle, self.turn = self.turn, None
+        self.ahead.clear()
+        self.parser = None  # type: ignore[assignment]
+        if cycle is not None:
+            cycle.lost()
+
+    def shutdown(self) -> None:
+        """The server ends: an idle connection now, any other with its answer."""
+        if self.turn is None:
+            self.transport.close()
+        else:
+            self.turn.keep_alive = False
 
     def data_received(self, data: bytes) -> None:
-        if self._writer.deaf:
+        if self.writer.deaf:
             return
         self._quiet += len(data)
         super().data_received(data)
-        if self._late is None and (self.cycle is None or self.cycle.response_complete):
+        if self._late is None and (self.newest is None or self.newest.response_complete):
             # Here, not before: most heads arrive in one piece and need no timer.
             self._late = self.loop.call_later(self.head_s, self._refuse)
         if self._quiet > self.most_bytes and not self.transport.is_closing():
             self._refuse(*self._too_long())
-        if len(self.pipeline) > MOST_AHEAD:
-            self.pipeline.clear()
+        if len(self.ahead) > MOST_AHEAD:
+            self.ahead.clear()
             self._within = True  # there is more of it
             self._refuse(400, f"at most {MOST_AHEAD} requests may be sent before an answer")
 
+    # -- what the parser tells
+
     def on_message_begin(self) -> None:
         self._within, self._headed, self._hosts = True, False, 0
-        super().on_message_begin()
-        extensions: dict[str, Any] = {
-            LEAVE: self.on_leave, WHOLE: self.is_whole, ANSWER: self.answer, PUT: self.put
-        }  # fmt: skip
-        if self._named is not None:
-            extensions["tls"] = {"client_cert_name": self._named}
-        self.scope["extensions"] = extensions
+        self.url, self.expect_100_continue = b"", False
+        self.headers = []
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """As uvicorn's, which does not look for Host."""
@@ -109,31 +122,9 @@ class Connection(Declining):
             self.expect_100_continue = True
         self.headers.append((name, value))
 
-    def is_whole(self) -> bool:
-        """Has the body come? Then it need not be waited for, and no deadline set. Never said of
-        one while another is read."""
-        return not self.cycle.more_body
-
-    def answer(self, status: int, headers: Headers, data: bytes, more: bool) -> bool:
-        """See answering.py."""
-        return answer(self, status, headers, data, more)
-
-    def put(self, data: bytes) -> bool:
-        """See answering.py."""
-        return put(self, self._writer.write_now, data)
-
-    def on_leave(self, call: Callable[[], None]) -> None:
-        """Call when the client leaves before its answer ended; now, where it has left. For the
-        app, once it has the whole body: nothing else of this connection is read then."""
-        self.flow.resume_reading()
-        if self.transport.is_closing():
-            self.cycle.disconnected = True  # else no answer is an error to uvicorn's log
-            call()
-        else:
-            self._leaving = call
-
     def on_headers_complete(self) -> None:
-        self._in_time()
+        if self._late is not None:
+            self._in_time()
         lines = len(self.headers)
         if lines > MOST_LINES or self._quiet > self.most_bytes:  # it may have come in one piece
             head = sum(len(name) + len(value) + 4 for name, value in self.headers) + len(self.url)
@@ -146,27 +137,86 @@ class Connection(Declining):
         self._headed = True
         super().on_headers_complete()
 
-    def on_body(self, body: bytes) -> None:
-        """As uvicorn's, which stops reading at 64 KiB: once for each read of a large body."""
-        self._quiet, cycle = 0, self.cycle
-        if cycle.response_complete:
-            return
-        cycle.body += body
-        if len(cycle.body) > MOST_UNREAD:
+    def begin(self) -> None:
+        """A head is whole: its request is answered now, or when those before it were."""
+        parser, version = self.parser, self.parser.get_http_version()
+        raw_path, path, query = place(self.url)
+        scope: dict[str, Any] = {
+            "type": "http",
+            "asgi": ASGI,
+            "http_version": version,
+            "server": self.server,
+            "client": self.client,
+            "scheme": self.scheme,
+            "root_path": "",
+            "headers": self.headers,
+            "state": {},
+            "method": parser.get_method().decode("ascii"),
+            "path": path,
+            "raw_path": raw_path,
+            "query_string": query,
+        }
+        keep = version != "1.0" and parser.should_keep_alive()
+        self.newest = cycle = Cycle(self, scope, keep, self.expect_100_continue)
+        scope["extensions"] = {EXTENSION: cycle, **self._extensions}
+        if self.turn is None:
+            self._start(cycle)
+        else:
             self.flow.pause_reading()
-        cycle.message_event.set()
+            self.ahead.append(cycle)
+
+    def on_body(self, body: bytes) -> None:
+        """uvicorn's stops reading at 64 KiB: once for each read of a large body."""
+        self._quiet, cycle = 0, self.newest
+        if cycle is None or cycle.response_complete:
+            return
+        cycle.came(body)
+        if cycle.size > MOST_UNREAD:
+            self.flow.pause_reading()
 
     def on_message_complete(self) -> None:
         self._quiet, self._within = 0, False
-        super().on_message_complete()
+        if self.newest is not None and not self._offered:
+            self.newest.ended()
 
-    def on_response_complete(self) -> None:
-        """uvicorn reads on here: 10 MB of requests sent ahead would hold 400 MB."""
-        self._leaving = None
-        self._writer.flush()  # nothing follows that it could wait for
-        super().on_response_complete()
-        if self.pipeline:
-            self.flow.pause_reading()
+    # -- what a cycle needs
+
+    def usual_headers(self) -> Headers:
+        """Of every answer: the date."""
+        return self.server_state.default_headers
+
+    def finished(self) -> None:
+        """An answer has left: the next request's turn. No more is read while one waits: 10 MB of
+        requests sent ahead would hold 400 MB."""
+        self.turn = None
+        if self.transport.is_closing():
+            return
+        self.flow.resume_reading()
+        if self.ahead:
+            self._start(self.ahead.popleft())
+            if self.ahead:
+                self.flow.pause_reading()
+            return
+        self._idle_since = self.loop.time()
+        if self._idle is None:
+            self._idle = self.loop.call_later(self.timeout_keep_alive, self._look_idle)
+
+    def _start(self, cycle: Cycle) -> None:
+        self.turn = cycle
+        task = self.loop.create_task(cycle.run(self.app))
+        task.add_done_callback(self.tasks.discard)
+        self.tasks.add(task)
+
+    def _look_idle(self) -> None:
+        """One timer for many requests: most connections are busy again long before it ends."""
+        self._idle = None
+        left_s = self._idle_since + self.timeout_keep_alive - self.loop.time()
+        if self.turn is not None or self.transport.is_closing():
+            return
+        if left_s > 0 or self._within:
+            self._idle = self.loop.call_later(max(left_s, 1.0), self._look_idle)
+        else:
+            self.transport.close()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -202,9 +252,9 @@ class Connection(Declining):
 
     def _answered(self) -> bool:
         """Has what is refused an answer, or is one on its way that ours would fall into?"""
-        if self.cycle is None or not self.cycle.response_started:
+        if self.newest is None or not self.newest.response_started:
             return False
-        return not self.cycle.response_complete or (self._within and self._headed)
+        return not self.newest.response_complete or (self._within and self._headed)
 
     def _refuse(self, status: int = 400, why: str = "") -> None:
         if self.transport.is_closing():
@@ -233,29 +283,3 @@ class Connection(Declining):
         if self._late is not None:
             self._late.cancel()
             self._late = None
-
-
-class RefusedHeads(Collector):
-    """The counts above as metrics of whatever registry wants them."""
-
-    def collect(self) -> Iterable[Metric]:
-        """Two counters, without labels: heads that are refused name no route."""
-        yield CounterMetricFamily(
-            "kvplane_http_refused_heads",
-            "HTTP connections closed because of a head: too long, too slow, or no HTTP",
-            value=Connection.refused,
-        )
-        yield CounterMetricFamily(
-            "kvplane_http_stalled_clients",
-            "HTTP connections closed because nothing of an answer was taken for too long",
-            value=Connection.stalled,
-        )
-
-
-def _subject(certificate: dict[str, Any] | None) -> str | None:
-    """`CN=prefill-0,O=site` of a certificate that was verified; None where none was shown."""
-    if not certificate:
-        return None
-    short = {"commonName": "CN", "organizationName": "O", "organizationalUnitName": "OU"}
-    parts = [pair for group in certificate.get("subject", ()) for pair in group]
-    return ",".join(f"{short.get(name, name)}={value}" for name, value in parts) or "(no subject)"

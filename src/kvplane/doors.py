@@ -14,15 +14,17 @@ import errno
 import json
 import logging
 import socket
-from collections.abc import Awaitable, Iterator, Mapping
+from collections.abc import Awaitable, Iterable, Iterator, Mapping
 from typing import Any
 
 import uvicorn
 from prometheus_client import CollectorRegistry, disable_created_metrics
+from prometheus_client.core import CounterMetricFamily, Metric
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.registry import Collector
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from kvplane.connections import MOST_BYTES, Connection, RefusedHeads
+from kvplane.connections import MOST_BYTES, Connection
 from kvplane.tls import Tls
 
 log = logging.getLogger(__name__)
@@ -157,6 +159,23 @@ class Server:
         self._task = None
 
 
+class RefusedHeads(Collector):
+    """What connections count, as metrics of whatever registry wants them."""
+
+    def collect(self) -> Iterable[Metric]:
+        """Two counters, without labels: heads that are refused name no route."""
+        yield CounterMetricFamily(
+            "kvplane_http_refused_heads",
+            "HTTP connections closed because of a head: too long, too slow, or no HTTP",
+            value=Connection.refused,
+        )
+        yield CounterMetricFamily(
+            "kvplane_http_stalled_clients",
+            "HTTP connections closed because nothing of an answer was taken for too long",
+            value=Connection.stalled,
+        )
+
+
 def new_registry() -> CollectorRegistry:
     """Metrics of one process, with what its doors refused before any app saw it."""
     registry = CollectorRegistry()
@@ -168,17 +187,23 @@ class Switchboard:
     """Gives each path prefix to its app; the longest prefix wins, `""` takes the rest."""
 
     def __init__(self, apps: Mapping[str, Any]) -> None:
-        self._apps = sorted(apps.items(), key=lambda item: -len(item[0]))
+        longest_first = sorted(apps.items(), key=lambda item: -len(item[0]))
+        self._apps = [(prefix, prefix + "/", app) for prefix, app in longest_first if prefix]
+        self._rest = apps.get("")
 
     def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> Awaitable[None]:
         path: str = scope.get("path", "")
-        for prefix, app in self._apps:
-            if not prefix or path == prefix or path.startswith(prefix + "/"):
-                if prefix and scope["type"] == "http":
+        found: Awaitable[None]
+        for prefix, below, app in self._apps:
+            if path == prefix or path.startswith(below):
+                if scope["type"] == "http":
                     scope = dict(scope, root_path=scope.get("root_path", "") + prefix)
-                found: Awaitable[None] = app(scope, receive, send)
+                found = app(scope, receive, send)
                 return found
-        raise LookupError(f"no app has {path}")
+        if self._rest is None:
+            raise LookupError(f"no app has {path}")
+        found = self._rest(scope, receive, send)
+        return found
 
 
 class Metrics:

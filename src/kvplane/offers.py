@@ -26,7 +26,6 @@ class Declining(HttpToolsProtocol):
     _offered = False  # the head that was just read holds an offer; nothing is begun
 
     def data_received(self, data: bytes) -> None:
-        self._unset_keepalive_if_required()
         while data:
             try:
                 self.parser.feed_data(data)
@@ -40,14 +39,14 @@ class Declining(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         self._offered = self.parser.should_upgrade()
         if not self._offered:
-            super().on_headers_complete()
+            self.begin()
         elif self.parser.get_method() == b"CONNECT":
             self._why = self.why
             raise ValueError("refused")  # the parser says that to send_400_response
 
-    def on_message_complete(self) -> None:
-        if not self._offered:
-            super().on_message_complete()
+    def begin(self) -> None:
+        """A head is whole: its request begins."""
+        raise NotImplementedError
 
     def _head(self) -> bytes:
         """What was read, without the offer, for a parser that knows nothing of it."""

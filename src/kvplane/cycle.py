@@ -1,0 +1,249 @@
+"""Cycle: one request of a connection and its answer, as an ASGI app sees them.
+
+Edge. connections.py makes one per request and tells it what comes; the app has its `receive` and
+`send`, and in `scope["extensions"]["kvplane.cycle"]` the cycle itself, which answers without
+messages, copies or waiting where nothing is to be waited for. Open it to change how a body is
+handed over or how an answer is framed.
+
+    head + length     content-length: 9 | its 9 bytes
+    head alone        transfer-encoding: chunked | 5 hello 0
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
+
+from kvplane.writing import Writer
+
+log = logging.getLogger(__name__)
+
+Headers = Sequence[tuple[bytes, bytes]]
+EXTENSION = "kvplane.cycle"
+BARE = (204, 304)  # statuses without a body, nor any framing
+THEIRS = (b"connection", b"transfer-encoding")  # headers that say how the answer ends
+JOINED = 64 * 1024  # head and body up to this are one piece; beyond it a copy costs more
+BROKEN = [
+    (b"content-type", b"text/plain; charset=utf-8"),
+    (b"content-length", b"21"),
+    (b"connection", b"close"),
+]
+
+
+class Line(Protocol):
+    """What a cycle needs of its connection."""
+
+    flow: FlowControl
+    writer: Writer
+    loop: asyncio.AbstractEventLoop
+
+    def usual_headers(self) -> Headers: ...  # of every answer
+    def finished(self) -> None: ...  # the answer has left
+
+
+class Cycle:
+    """From the end of a request's head to the end of its answer."""
+
+    __slots__ = (
+        "_awaits_100", "_bare", "_chunked", "_leave", "_left_bytes", "_line", "_news", "_parts",
+        "_waiter", "disconnected", "keep_alive", "more_body", "response_complete",
+        "response_started", "scope", "size",
+    )  # fmt: skip
+
+    def __init__(self, line: Line, scope: dict[str, Any], keep_alive: bool, awaits_100: bool):
+        self._line, self.scope = line, scope
+        self.keep_alive, self._awaits_100 = keep_alive, awaits_100
+        self._parts: list[bytes] = []  # of the body, not taken yet
+        self.size = 0  # bytes of these
+        self.more_body = True
+        self.disconnected = self.response_started = self.response_complete = False
+        self._bare = self._chunked = False
+        self._left_bytes = 0  # of the length that was told
+        self._news = False
+        self._waiter: asyncio.Future[None] | None = None
+        self._leave: Callable[[], None] | None = None
+
+    async def run(self, app: Any) -> None:
+        """Let the app answer; what it leaves undone is undone here."""
+        wrong = ""
+        try:
+            await app(self.scope, self.receive, self.send)
+            if self.disconnected or self.response_complete:
+                return
+            wrong = "an app returned without a whole answer"
+            log.error(wrong)
+        except Exception:
+            wrong = "an app failed"
+            log.exception(wrong)
+        finally:
+            self.scope = {}  # it holds this one: together they would wait for a look for garbage
+            if not self.response_started and wrong:
+                self._plain_fault()
+            elif not self.response_complete:
+                self._line.writer.close()
+
+    # -- what the connection tells
+
+    def came(self, data: bytes) -> None:
+        """A part of the body."""
+        self._parts.append(data)
+        self.size += len(data)
+        self._wake()
+
+    def ended(self) -> None:
+        """The body is whole."""
+        self.more_body = False
+        self._wake()
+
+    def lost(self) -> None:
+        """The client left; the app hears of it once, where its answer is not over."""
+        if not self.response_complete:
+            self.disconnected = True
+        leave, self._leave = self._leave, None
+        self._wake()
+        if leave is not None:
+            leave()
+
+    def _wake(self) -> None:
+        self._news = True
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    # -- what the app asks
+
+    def take(self) -> bytes:
+        """What came of the body since the last time."""
+        parts, self._parts, self.size = self._parts, [], 0
+        return parts[0] if len(parts) == 1 else b"".join(parts)
+
+    def on_leave(self, call: Callable[[], None]) -> None:
+        """Call when the client leaves before its answer ended; now, where it has left. For the
+        app, once it has the whole body: nothing else of this connection is read then."""
+        self._line.flow.resume_reading()
+        if self.disconnected or self._line.writer.is_closing():
+            self.disconnected = True  # else no answer is an error
+            call()
+        else:
+            self._leave = call
+
+    def answer(self, status: int, headers: Headers, data: bytes, more: bool) -> bool:
+        """The head and what there is of the body; with `more` the rest follows. False where
+        nothing was done: the client does not drain, or left."""
+        if self._line.flow.write_paused or self.disconnected or self._line.writer.is_closing():
+            return False
+        head, body = self._begin(status, headers), self._framed(data, more)
+        writer = self._line.writer
+        if len(body) <= JOINED:
+            writer.write_now(head + body)
+        else:
+            writer.write_now(head)
+            writer.write_now(body)
+        if not more:
+            self._complete()
+        return True
+
+    def put(self, data: bytes) -> bool:
+        """A part of a chunked answer that began, at once. False where nothing was done."""
+        if self._line.flow.write_paused or self.disconnected or not self._chunked:
+            return False
+        if not self.response_started or self.response_complete:
+            return False
+        self._line.writer.write_now(b"%x\r\n%b\r\n" % (len(data), data))
+        return True
+
+    async def receive(self) -> dict[str, Any]:
+        """ASGI."""
+        line = self._line
+        if self._awaits_100 and not line.writer.is_closing():
+            line.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        self._awaits_100 = False
+        if not (self.disconnected or self.response_complete):
+            line.flow.resume_reading()
+            if not self._news:
+                self._waiter = line.loop.create_future()
+                try:
+                    await self._waiter
+                finally:
+                    self._waiter = None
+            self._news = False
+        if self.disconnected or self.response_complete:
+            return {"type": "http.disconnect"}
+        return {"type": "http.request", "body": self.take(), "more_body": self.more_body}
+
+    async def send(self, message: dict[str, Any]) -> None:
+        """ASGI; waits while the client does not drain."""
+        if self._line.flow.write_paused and not self.disconnected:
+            await self._line.flow.drain()
+        if self.disconnected:
+            return
+        kind = message["type"]
+        wanted = "http.response.body" if self.response_started else "http.response.start"
+        if self.response_complete or kind != wanted:
+            raise RuntimeError(f"{kind} was sent where {wanted} is due, or nothing any more")
+        writer = self._line.writer
+        if not self.response_started:
+            writer.write(self._begin(message["status"], message.get("headers", ())))
+            return
+        more = message.get("more_body", False)
+        writer.write(self._framed(message.get("body", b""), more))
+        if not more:
+            self._complete()
+
+    # -- bytes
+
+    def _begin(self, status: int, headers: Headers) -> bytes:
+        """The head. Raises RuntimeError for what would split the answer."""
+        parts, length, chunked = [STATUS_LINE[status]], -1, False
+        for name, value in (*self._line.usual_headers(), *headers):
+            if name == b"content-length":
+                length = int(value)
+            elif name in THEIRS:
+                chunked |= name == b"transfer-encoding"
+                self.keep_alive &= name != b"connection" or b"close" not in value.lower()
+                if name == b"connection":
+                    continue  # said below
+            parts.append(b"%b: %b\r\n" % (name, value))
+        bare = status in BARE or self.scope["method"] == "HEAD"
+        if length < 0 and not chunked and not bare:
+            chunked = True
+            parts.append(b"transfer-encoding: chunked\r\n")
+        if not self.keep_alive:
+            parts.append(b"connection: close\r\n")
+        head = b"".join(parts)
+        if head.count(b"\n") != len(parts) or head.count(b"\r") != len(parts) or b"\0" in head:
+            raise RuntimeError("a header holds a byte that would split the answer")
+        self.response_started, self._awaits_100, self._bare = True, False, bare
+        self._chunked, self._left_bytes = chunked and not bare, max(0, length)
+        return head + b"\r\n"
+
+    def _framed(self, data: bytes, more: bool) -> bytes:
+        """A part of the body as it leaves. Raises RuntimeError where it is not as long as told."""
+        if self._chunked:
+            part = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
+            return part if more else part + b"0\r\n\r\n"
+        if self._bare:
+            return b""
+        self._left_bytes -= len(data)
+        if self._left_bytes < 0 or (self._left_bytes and not more):
+            raise RuntimeError(f"the answer is not as long as it said: {-self._left_bytes:+d}")
+        return data
+
+    def _complete(self) -> None:
+        self.response_complete = True
+        self._leave = None
+        self._wake()
+        self._line.writer.flush()  # nothing follows that it could wait for
+        if not self.keep_alive:
+            self._line.writer.close()
+        self._line.finished()
+
+    def _plain_fault(self) -> None:
+        if not self.disconnected:
+            self.scope = {"method": "GET"}
+            self.answer(500, BROKEN, b"Internal Server Error", more=False)
+            self.scope = {}
