@@ -25,7 +25,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from sys import getsizeof
 
-from .runs import MOST_BLOCKS, TIERS, Run, Slot, ordinals, stretches
+from .runs import MOST_BLOCKS, TIERS, Run, Slot, alone, ordinals, stretches
 from .steps import Step, settle
 
 PARTS, SHIFT = 16, 60  # `where[block >> SHIFT][block & LOW]`, written out: a call costs as much
@@ -37,8 +37,9 @@ class Forest:
     """All runs of one view."""
 
     def __init__(self) -> None:
-        self.where: list[dict[int, int]] = [{} for _ in range(PARTS)]  # block -> its run's number
+        self.where: list[dict[int, Run]] = [{} for _ in range(PARTS)]  # block -> its run
         self.alive = 0  # bitmap of ordinals
+        self.untidy = False  # there is something to sweep
         self._runs: dict[int, Run] = {}
         self._named = 0  # runs made so far: the next one's number
         self._free: list[int] = []
@@ -69,6 +70,7 @@ class Forest:
         """Forget all an ordinal holds, at once; its bits are wiped later."""
         self.alive &= ~(1 << ordinal)
         self._dead |= 1 << ordinal
+        self.untidy = True
 
     # -- writing -----------------------------------------------------------------------------
 
@@ -76,15 +78,15 @@ class Forest:
         """A slot holds these chained blocks now; returns how many it did not hold before."""
         added, at = 0, 0
         while at < len(blocks):
-            number = self.where[blocks[at] >> SHIFT].get(blocks[at] & LOW)
-            if number is None:
+            block = blocks[at]
+            run = self.where[block >> SHIFT].get(block & LOW)
+            if run is None:
                 taken = self._grow(slot, parent, blocks, at)
                 added += taken
             else:
-                run = self._runs[number]
-                first = run.position(blocks[at])
-                taken = run.agreement(first, blocks, at)
                 had = run.bits(slot)
+                first = run.position(block, had.bit_length())  # mostly it goes on where it ended
+                taken = run.agreement(first, blocks, at)
                 now = had | ((1 << taken) - 1) << first
                 if now != had:
                     run.put(slot, now)
@@ -96,32 +98,31 @@ class Forest:
     def _grow(self, slot: Slot, parent: int | None, blocks: Sequence[int], at: int) -> int:
         """Give unknown blocks a home behind `parent`; returns how many."""
         run, where = self._home(slot, parent), self.where
-        number = run.number
         fresh = blocks[at : at + MOST_BLOCKS - len(run.blocks)]
         for block in fresh:
             part, key = where[block >> SHIFT], block & LOW
             if key in part:
                 fresh = fresh[: fresh.index(block)]
                 break
-            part[key] = number
+            part[key] = run
         run.blocks.extend(array("Q", fresh))  # by way of another array in two thirds of the time
         self._grown += len(fresh)
+        if self._grown > PACE:
+            self.untidy = True
         return len(fresh)
 
     def _home(self, slot: Slot, parent: int | None) -> Run:
         """The run to append to: the parent's, where nobody else would be dragged along."""
         if parent is not None and (above := self._run(parent)) is not None:
-            if above.blocks[-1] != parent:
+            mine = above.blocks
+            if mine[-1] != parent:
                 self._split(above, above.position(parent) + 1)
-            elif len(above.blocks) < MOST_BLOCKS and above.only(slot, self.alive):
+            elif len(mine) < MOST_BLOCKS and above.only(slot, self.alive):
                 return above
-        run = self._new(Run(parent))
-        run.fill(slot & 3, 1 << (slot >> 2))
-        return run
+        return self._new(Run(parent, array("Q"), alone(slot), owner=slot))
 
     def _run(self, block: int) -> Run | None:
-        number = self.where[block >> SHIFT].get(block & LOW)
-        return None if number is None else self._runs[number]
+        return self.where[block >> SHIFT].get(block & LOW)
 
     def _new(self, run: Run) -> Run:
         run.number = self._named
@@ -131,24 +132,36 @@ class Forest:
 
     def remove(self, slot: Slot, blocks: Sequence[int]) -> int:
         """A slot no longer holds these blocks, in any order; returns how many it did hold."""
-        gone, at, count, where = 0, 0, len(blocks), self.where
+        gone, at, count = 0, 0, len(blocks)
         while at < count:
             run = self._run(blocks[at])
             if run is None:
                 at += 1
-                continue
-            bits, near, number = 0, len(run.blocks) - 1, run.number
-            while at < count and where[blocks[at] >> SHIFT].get(blocks[at] & LOW) == number:
-                near, taken = run.stretch(blocks, at, near)
-                bits |= ((1 << taken) - 1) << near
+            elif run.owner == slot and (taken := run.ending(blocks, at)):
+                gone += self._shorten(run, len(run.blocks) - taken, len(run.blocks))
                 at += taken
-            first, last = (bits & -bits).bit_length() - 1, bits.bit_length()
-            at_an_end = not first or last == len(run.blocks)
-            if at_an_end and bits.bit_count() == last - first and run.only(slot, self.alive):
-                gone += self._shorten(run, first, last)
             else:
-                gone += self._unmark(run, slot, bits)
+                bits, taken = self._gather(run, blocks, at)
+                at += taken
+                gone += self._take(run, slot, bits)
         return gone
+
+    def _gather(self, run: Run, blocks: Sequence[int], at: int) -> tuple[int, int]:
+        """Positions of the blocks from `at` on that are in this run, and how many they are."""
+        bits, near, start, count, where = 0, len(run.blocks) - 1, at, len(blocks), self.where
+        while at < count and where[blocks[at] >> SHIFT].get(blocks[at] & LOW) is run:
+            near, taken = run.stretch(blocks, at, near)
+            bits |= ((1 << taken) - 1) << near
+            at += taken
+        return bits, at - start
+
+    def _take(self, run: Run, slot: Slot, bits: int) -> int:
+        """A slot gives up these positions; returns how many it did hold."""
+        first, last = (bits & -bits).bit_length() - 1, bits.bit_length()
+        at_an_end = not first or last == len(run.blocks)
+        if at_an_end and bits.bit_count() == last - first and run.only(slot, self.alive):
+            return self._shorten(run, first, last)
+        return self._unmark(run, slot, bits)
 
     def _shorten(self, run: Run, first: int, last: int) -> int:
         """Throw away an end of a run that one slot alone holds, as engines mostly evict."""
@@ -182,7 +195,7 @@ class Forest:
         right = self._new(run.cut(at, len(run.blocks), self.alive))
         run.become(run.cut(0, at, self.alive))
         for block in right.blocks:
-            self.where[block >> SHIFT][block & LOW] = right.number
+            self.where[block >> SHIFT][block & LOW] = right
         self._tidy(run)
         self._tidy(right)
 
@@ -208,6 +221,7 @@ class Forest:
             self._pack()
         if not self._passing:
             if not self._dead:
+                self.untidy = False
                 return False
             self._passing, self._dead, self._pass = self._dead, 0, list(self._runs)
         for _ in range(min(most_runs, len(self._pass))):
@@ -217,7 +231,8 @@ class Forest:
         if not self._pass:
             self._free.extend(ordinals(self._passing))
             self._passing = 0
-        return bool(self._passing or self._dead)
+        self.untidy = bool(self._passing or self._dead)
+        return self.untidy
 
     def _pack(self) -> None:
         """Copy a big dict that has too much room: where many come and go Python makes it for three
@@ -241,10 +256,9 @@ class Forest:
         if left != among:
             found.append((among & ~left, 0))
         while left and at < len(blocks):
-            number = self.where[blocks[at] >> SHIFT].get(blocks[at] & LOW)
-            if number is None:
+            run = self.where[blocks[at] >> SHIFT].get(blocks[at] & LOW)
+            if run is None:
                 break
-            run = self._runs[number]
             first = 0 if run.blocks[0] == blocks[at] else run.position(blocks[at])
             count = run.agreement(first, blocks, at)
             stay = run.anyone & left

@@ -17,13 +17,17 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
+from sys import byteorder
 
 import msgspec
 
 TIERS = 4  # gpu, cpu, disk, remote: the low two bits of a slot
 MOST_BLOCKS = 256  # of one run: a split moves at most that many
+UNSURE = -1  # as owner of a run
 
 Slot = int  # ordinal * 4 + tier
+Full = tuple[int, int, int, int]  # bitmaps over ordinals, by tier
 
 
 class Run(msgspec.Struct, gc=False, eq=False):
@@ -35,9 +39,10 @@ class Run(msgspec.Struct, gc=False, eq=False):
 
     parent: int | None
     blocks: array[int] = msgspec.field(default_factory=lambda: array("Q"))
-    full: tuple[int, int, int, int] = (0, 0, 0, 0)
+    full: Full = (0, 0, 0, 0)
     partial: dict[Slot, int] = {}
     number: int = -1  # as the forest counts
+    owner: Slot = UNSURE  # holds all of it, nobody else any of it: what most runs are, seen at once
 
     @property
     def anyone(self) -> int:
@@ -46,12 +51,20 @@ class Run(msgspec.Struct, gc=False, eq=False):
         return full[0] | full[1] | full[2] | full[3]
 
     def position(self, block: int, near: int = 0) -> int:
-        """Where a block of this run is; `near` is tried first, with its neighbours."""
+        """Where a block of this run is; `near` is tried first."""
         blocks = self.blocks
-        for guess in (near, near - 1, near + 1):
-            if 0 <= guess < len(blocks) and blocks[guess] == block:
-                return guess
-        return blocks.index(block)
+        if near < len(blocks) and blocks[near] == block:
+            return near
+        found = blocks.tobytes().find(block.to_bytes(8, byteorder))
+        return blocks.index(block) if found & 7 else found >> 3
+
+    def ending(self, asked: Sequence[int], start: int) -> int:
+        """How many blocks `asked[start:]` tells from the last one backwards, as caches let go of a
+        prompt: all that are left, or all of the run; else 0."""
+        mine = self.blocks[start - len(asked) :]
+        mine.reverse()
+        many = len(mine)
+        return many if mine == array("Q", asked[start : start + many]) else 0
 
     def agreement(self, at: int, asked: Sequence[int], start: int) -> int:
         """How many blocks from position `at` equal `asked[start:]`; the first is known to."""
@@ -93,6 +106,7 @@ class Run(msgspec.Struct, gc=False, eq=False):
 
     def put(self, slot: Slot, bits: int) -> None:
         """Say exactly which positions a slot holds."""
+        self.owner = UNSURE
         tier, one = slot & 3, 1 << (slot >> 2)
         if self.partial:
             self.partial.pop(slot, None)
@@ -110,11 +124,17 @@ class Run(msgspec.Struct, gc=False, eq=False):
 
     def only(self, slot: Slot, alive: int) -> bool:
         """Whether this slot alone holds the run, and all of it: then the run may grow with it."""
+        if self.owner == slot:
+            return True
         one, full = 1 << (slot >> 2), self.full
         if self.partial or not full[slot & 3] & one:
             return False
         gpu, cpu, disk, remote = full
-        return (gpu & alive) + (cpu & alive) + (disk & alive) + (remote & alive) == one
+        if (gpu & alive) + (cpu & alive) + (disk & alive) + (remote & alive) != one:
+            return False
+        if gpu + cpu + disk + remote == one:  # nor is a dead one left that might come again
+            self.owner = slot
+        return True
 
     def union(self, alive: int) -> int:
         """Positions that anybody alive holds, as a bitmap."""
@@ -131,6 +151,7 @@ class Run(msgspec.Struct, gc=False, eq=False):
         part = Run(self.blocks[start - 1] if start else self.parent, self.blocks[start:stop])
         gpu, cpu, disk, remote = self.full
         part.full = gpu & alive, cpu & alive, disk & alive, remote & alive
+        part.owner = self.owner if part.full == self.full else UNSURE
         mask = (1 << (stop - start)) - 1
         for slot, bits in self.partial.items():
             if alive >> (slot >> 2) & 1:
@@ -140,15 +161,25 @@ class Run(msgspec.Struct, gc=False, eq=False):
     def become(self, other: Run) -> None:
         """Take over what another run says; this object stays the one that others point to."""
         self.parent, self.blocks = other.parent, other.blocks
-        self.full, self.partial = other.full, other.partial
+        self.full, self.partial, self.owner = other.full, other.partial, other.owner
 
     def scrub(self, dead: int) -> None:
         """Forget ordinals."""
         gpu, cpu, disk, remote = self.full
         self.full = gpu & ~dead, cpu & ~dead, disk & ~dead, remote & ~dead
+        self.owner = UNSURE
         if self.partial:
             kept = self.partial.items()
             self.partial = {slot: bits for slot, bits in kept if not dead >> (slot >> 2) & 1}
+
+
+@lru_cache(maxsize=16_384)
+def alone(slot: Slot) -> Full:
+    """`full` of a run that one slot holds: nearly all runs, so those of a slot share it."""
+    told = [0] * TIERS
+    told[slot & 3] = 1 << (slot >> 2)
+    gpu, cpu, disk, remote = told
+    return gpu, cpu, disk, remote
 
 
 def _alike(mine: array[int], asked: Sequence[int]) -> int:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from .stores.base import Entry, Snapshot, WorkerState
 
 TIERS = (Tier.GPU, Tier.CPU, Tier.DISK, Tier.REMOTE)  # order of counts and of slots
-_NUMBER = {tier: number for number, tier in enumerate(TIERS)}
+_number = TIERS.index  # a dict would ask a Tier for its hash, which is slow
 _SWEEP_RUNS = 64  # wiped beside each change while anything is dead
 
 
@@ -69,12 +69,12 @@ class View:
             if facts is None:
                 return
         if isinstance(change, Stored):
-            if change.group is not None:
-                self._grouped(facts, change.group, change)
-            else:
+            if change.group is None:
                 if facts.block_size != change.block_size:
                     facts.block_size, self.turn = change.block_size, self.turn + 1
-                self._put(facts, _NUMBER[change.tier], change.parent, change.blocks)
+                self._put(facts, _number(change.tier), change.parent, change.blocks)
+            else:
+                self._grouped(facts, change.group, change)
         elif isinstance(change, Removed):
             self._removed(facts, change)
         elif isinstance(change, Cleared):
@@ -82,7 +82,8 @@ class View:
         else:
             facts.told(change, self.living)
             self.turn += 1
-        self._forest.sweep(_SWEEP_RUNS)
+        if self._forest.untidy:
+            self._forest.sweep(_SWEEP_RUNS)
 
     def take(self, entry: Entry) -> None:
         """Take over one step of the stream: its changes, its number and when the store took it.
@@ -112,7 +113,7 @@ class View:
         self._owners.hybrid = True
         further = facts.groups.setdefault(group.number, Further(group))
         further.rule = group
-        further.held[_NUMBER[change.tier]].update(change.blocks)
+        further.held[_number(change.tier)].update(change.blocks)
 
     def _put(self, facts: Facts, tier: int, parent: int | None, blocks: Sequence[int]) -> None:
         if facts.ordinal is None:
@@ -123,7 +124,7 @@ class View:
         facts.counts[tier] += self._forest.store(facts.ordinal << 2 | tier, parent, blocks)
 
     def _removed(self, facts: Facts, change: Removed) -> None:
-        tier = _NUMBER[change.tier]
+        tier = _number(change.tier)
         if change.group is not None:
             if further := facts.groups.get(change.group):
                 further.held[tier].difference_update(change.blocks)
@@ -139,7 +140,7 @@ class View:
         elif change.tier is None:
             self._void(facts)
         else:
-            tier = _NUMBER[change.tier]
+            tier = _number(change.tier)
             for further in facts.groups.values():
                 further.clear(tier)
             if facts.ordinal is not None and facts.counts[tier]:

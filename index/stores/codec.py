@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -60,63 +61,66 @@ def _plain(change: Change) -> list[Any]:
     return ["k", change.state, change.reason, change.since, change.by]
 
 
-class _Stored(msgspec.Struct, array_like=True, tag="s", frozen=True):
+class _Stored(msgspec.Struct, array_like=True, tag="s", frozen=True, gc=False):
     tier: Tier
-    parent: int | None
+    parent: BlockHash | None
     blocks: bytes
     size: int
     group: tuple[int, GroupKind, int, int] | None
 
-    def change(self, worker: Worker, epoch: Epoch) -> Change:
-        group = None if self.group is None else Group(*self.group)
-        above = None if self.parent is None else BlockHash(self.parent)
-        blocks = unpack_blocks(self.blocks)
-        return Stored(worker, epoch, self.tier, above, blocks, self.size, group)
 
-
-class _Removed(msgspec.Struct, array_like=True, tag="r", frozen=True):
+class _Removed(msgspec.Struct, array_like=True, tag="r", frozen=True, gc=False):
     tier: Tier
     blocks: bytes
     group: int | None
 
-    def change(self, worker: Worker, epoch: Epoch) -> Change:
-        return Removed(worker, epoch, self.tier, unpack_blocks(self.blocks), self.group)
 
-
-class _Cleared(msgspec.Struct, array_like=True, tag="c", frozen=True):
+class _Cleared(msgspec.Struct, array_like=True, tag="c", frozen=True, gc=False):
     reason: ClearReason
     tier: Tier | None
 
-    def change(self, worker: Worker, epoch: Epoch) -> Change:
-        return Cleared(worker, epoch, self.reason, self.tier)
 
-
-class _Known(msgspec.Struct, array_like=True, tag="k", frozen=True):
+class _Known(msgspec.Struct, array_like=True, tag="k", frozen=True, gc=False):
     state: Knowledge
     reason: str
     since: float
     by: str
 
-    def change(self, worker: Worker, epoch: Epoch) -> Change:
-        return Known(worker, epoch, self.state, self.reason, self.since, self.by)
 
-
-_CHANGES = msgspec.msgpack.Decoder(list[_Stored | _Removed | _Cleared | _Known])
+_read = msgspec.msgpack.Decoder(list[_Stored | _Removed | _Cleared | _Known]).decode
 
 
 def decode(data: bytes, worker: Worker, epoch: Epoch) -> tuple[Change, ...]:
     """The reverse of encode; raises ValueError for what is no list of changes."""
+    changes: list[Change] = []
     try:
-        return tuple([one.change(worker, epoch) for one in _CHANGES.decode(data)])
+        for one in _read(data):
+            if isinstance(one, _Stored):
+                blocks, of = unpack_blocks(one.blocks), one.group
+                group = None if of is None else Group(*of)
+                changes.append(Stored(worker, epoch, one.tier, one.parent, blocks, one.size, group))
+            elif isinstance(one, _Removed):
+                blocks = unpack_blocks(one.blocks)
+                changes.append(Removed(worker, epoch, one.tier, blocks, one.group))
+            elif isinstance(one, _Cleared):
+                changes.append(Cleared(worker, epoch, one.reason, one.tier))
+            else:
+                changes.append(Known(worker, epoch, one.state, one.reason, one.since, one.by))
     except (msgspec.MsgspecError, struct.error) as error:
         raise ValueError(f"changes of {worker}: {error}") from None
+    return tuple(changes)
 
 
 def pack_blocks(blocks: Sequence[int]) -> bytes:
     """8 bytes a block."""
-    return struct.pack(f"<{len(blocks)}Q", *blocks)
+    return _form(len(blocks)).pack(*blocks)
 
 
 def unpack_blocks(data: bytes) -> tuple[BlockHash, ...]:
     """The reverse of pack_blocks."""
-    return struct.unpack(f"<{len(data) // 8}Q", data)
+    return _form(len(data) // 8).unpack(data)
+
+
+@lru_cache(maxsize=1024)
+def _form(count: int) -> struct.Struct:
+    return struct.Struct(f"<{count}Q")
