@@ -21,20 +21,21 @@ from .depths import MOST_RANKED, NOTHING, Ranked, Ranker
 from .errors import GatewayError
 from .fleet import Fleet
 from .foretold import Depth, Foretold
-from .handoffs import HANDOFFS, way
+from .handoffs import HANDOFFS
 from .pairing import Compatible, NoPair, Pair, pair
 from .plans import REASONS, Prompt
 from .policies import POLICIES, Candidate, Need
 from .request import Ask
 from .settings import RouterSettings
-from .target import Target
+from .sides import Sides
+from .target import Judged, Target
 
 WORSE = list(Knowledge)  # worst last
 BYTES_PER_TOKEN = 4  # of a body, where its tokens are not known
 ASSUMED_BLOCK = 256  # tokens, where nobody tells a block size; few engines have larger ones
 
 
-class Choice(msgspec.Struct, frozen=True):
+class Choice(msgspec.Struct, frozen=True, gc=False):
     """Who serves, and why."""
 
     prefill: Target | None  # None: a unified worker does both
@@ -58,9 +59,11 @@ class Choice(msgspec.Struct, frozen=True):
 
 
 # Prefills and decodes, best first, and who would meet; None where one worker does both.
-Weighed = tuple[list[Candidate], list[Candidate], Pair | NoPair | None]
-Doubt = Callable[[Worker], tuple[Knowledge, str] | None]
+Weighed = tuple[Sequence[Candidate], Sequence[Candidate], Pair | NoPair | None]
+Doubt = Callable[[Worker], Judged | None]
 Begin = Callable[[Stage], None]
+# Named once: every request passes all of them.
+POOL, AVAILABILITY, INPUT, PAIR = Stage.POOL, Stage.AVAILABILITY, Stage.POLICY_INPUT, Stage.PAIR
 
 
 def _unheard(stage: Stage) -> None:
@@ -86,6 +89,9 @@ class Chooser:
         self._settings, self._compatible = settings, compatible
         self._chance, self._blind, self._doubt = chance, blind, doubt
         self._ranker = Ranker(view, chain, settings.block_size, self._dark)
+        self._first = POLICIES[settings.prefill_policy]
+        self._second = POLICIES[settings.decode_policy]
+        self._keyed = POLICIES["consistent_hash"] in (self._first, self._second)
         breakers.on_closed = fleet.returned
 
     def choose(
@@ -97,26 +103,26 @@ class Chooser:
         begin: Begin = _unheard,
     ) -> Choice:
         """Raises GatewayError where nobody can serve. `begin` is told as each stage begins."""
-        ranked, ordered, seconds = self._order(ask, prompt, now, without, begin)
+        sides, ranked, ordered, seconds = self._order(ask, prompt, now, without, begin)
         if not seconds:
             return self._made(ask, None, ordered[0].target, ranked, prompt)
-        met = pair(ordered, seconds, self._compatible, self._breakers.pairs.apart(now))
+        met = self._met(sides, ordered, seconds, now)
         if isinstance(met, NoPair):
             raise GatewayError(met.code, met.reason)
-        if (engine := way(met.prefill.target.up)) not in HANDOFFS:
+        prefill, decode = met.prefill.target, met.decode.target
+        if (handoff := HANDOFFS.get(prefill.way)) is None:
             known = ", ".join(sorted(HANDOFFS))
-            raise GatewayError("no_compatible_pair", f"no hand-off for {engine}; known: {known}")
-        alone, decode = HANDOFFS[engine].alone(ask), met.decode.target
-        prefill = None if alone else met.prefill.target
-        return self._made(ask, prefill, decode, ranked, prompt, alone)
+            why = f"no hand-off for {prefill.way}; known: {known}"
+            raise GatewayError("no_compatible_pair", why)
+        if alone := handoff.alone(ask):
+            return self._made(ask, None, decode, ranked, prompt, alone)
+        return self._made(ask, prefill, decode, ranked, prompt)
 
     def weigh(self, ask: Ask, prompt: Prompt, now: float) -> Weighed:
         """What `choose` would go by now; takes nobody's turn. Raises GatewayError as it does."""
-        _, ordered, seconds = self._order(ask, prompt, now, ())
-        if not seconds:
-            return ordered, [], None
-        apart = self._breakers.pairs.apart(now)
-        return ordered, seconds, pair(ordered, seconds, self._compatible, apart)
+        sides, _, ordered, seconds = self._order(ask, prompt, now, ())
+        met = self._met(sides, ordered, seconds, now) if seconds else None
+        return ordered, seconds, met
 
     def _order(
         self,
@@ -125,24 +131,39 @@ class Chooser:
         now: float,
         without: Collection[Worker],
         begin: Begin = _unheard,
-    ) -> tuple[Ranked, list[Candidate], list[Candidate]]:
+    ) -> tuple[Sides, Ranked, Sequence[Candidate], Sequence[Candidate]]:
         """Prefills and decodes, best first; unified workers and nobody."""
-        begin(Stage.POOL)
-        prefills, decodes = self._fleet.sides(ask.model)
-        begin(Stage.AVAILABILITY)
-        tried = self._available(prefills, now, without)
-        seconds = self._available(decodes, now, without) if decodes else ()
-        begin(Stage.POLICY_INPUT)
+        fleet, breakers = self._fleet, self._breakers
+        begin(POOL)
+        sides, settings = fleet.sides(ask.model), fleet.settings
+        begin(AVAILABILITY)
+        tried = available(sides.prefills, breakers, settings, now, without)
+        then = available(sides.decodes, breakers, settings, now, without) if sides.decodes else ()
+        begin(INPUT)
         ranked = self._ranker.rank(ask.model, prompt, tried)
-        begin(Stage.PAIR)
-        need = Need(prompt.total or len(ask.raw) // BYTES_PER_TOKEN, _key(ask), self._chance)
-        settings, ramping = self._fleet.settings, now < self._fleet.ramping_until
-        first = candidates(tried, ranked.depths, settings, now, ramping)
-        ordered = POLICIES[self._settings.prefill_policy](first, need)
-        if not seconds:
-            return ranked, ordered, []
-        then = candidates(seconds, {}, settings, now, ramping)
-        return ranked, ordered, POLICIES[self._settings.decode_policy](then, need)
+        begin(PAIR)
+        firsts: Sequence[Candidate] = sides.firsts
+        seconds: Sequence[Candidate] = sides.seconds
+        ramping = now < fleet.ramping_until
+        if ramping or ranked.depths or tried is not sides.prefills:
+            firsts = candidates(tried, ranked.depths, settings, now, ramping)
+        if ramping or then is not sides.decodes:
+            seconds = candidates(then, {}, settings, now, ramping)
+        if len(firsts) > 1 or len(seconds) > 1:
+            need = self._need(ask, prompt)
+            firsts = self._first(firsts, need) if len(firsts) > 1 else firsts
+            seconds = self._second(seconds, need) if len(seconds) > 1 else seconds
+        return sides, ranked, firsts, seconds
+
+    def _need(self, ask: Ask, prompt: Prompt) -> Need:
+        tokens = prompt.total or len(ask.raw) // BYTES_PER_TOKEN
+        return Need(tokens, _key(ask) if self._keyed else "", self._chance)
+
+    def _met(
+        self, sides: Sides, firsts: Sequence[Candidate], seconds: Sequence[Candidate], now: float
+    ) -> Pair | NoPair:
+        apart = self._breakers.pairs.apart(now)
+        return pair(firsts, seconds, self._compatible, apart, sides.fit(self._compatible))
 
     def others(self, model: str, without: Collection[Worker], now: float) -> bool:
         """Can somebody serve who is none of these, on each side?"""
@@ -155,11 +176,6 @@ class Chooser:
             for side in sides
             if side
         )
-
-    def _available(
-        self, targets: Sequence[Target], now: float, without: Collection[Worker]
-    ) -> Sequence[Target]:
-        return available(targets, self._breakers, self._fleet.settings, now, without)
 
     def _dark(self, worker: Worker) -> bool:
         doubt = self._doubt(worker)
@@ -174,21 +190,21 @@ class Chooser:
         prompt: Prompt,
         alone: str = "",
     ) -> Choice:
-        holder = prefill or decode
-        knowledge, reason = self._knowledge(holder, prompt)
+        holder, unranked = prefill or decode, prompt.tokens is None
+        knowledge, reason = holder.deaf or self._knowledge(holder, prompt)
         return Choice(
             prefill,
             decode,
-            ranked.depths.get(holder.worker, NOTHING),
+            NOTHING if unranked else ranked.depths.get(holder.worker, NOTHING),
             knowledge,
             reason,
             self._settings.prefill_policy,
             self._settings.decode_policy,
             ranked.candidates,
-            prompt.total,
+            0 if unranked else prompt.total,
             None if prefill is None else self._view.epoch(prefill.worker),
             self._view.epoch(decode.worker),
-            self._foretold(ask, holder, ranked, prompt),
+            None if unranked else self._foretold(ask, holder, ranked, prompt),
             alone,
         )
 
@@ -197,7 +213,7 @@ class Chooser:
     ) -> Foretold | None:
         """What is compared later. Samples of one prompt are counted by each engine its own way."""
         many = prompt.tokens is None or len(prompt.tokens) > MOST_RANKED or ask.samples > 1
-        if many or not holder.up.events:
+        if many or holder.deaf is not None:
             return None
         facts = self._view.facts(holder.worker)
         size = ranked.sizes.get(holder.worker, ASSUMED_BLOCK)
@@ -214,8 +230,6 @@ class Chooser:
 
     def _knowledge(self, holder: Target, prompt: Prompt) -> tuple[Knowledge, str]:
         """The worse of what ingest wrote about this worker and our own checks, with its reason."""
-        if not holder.up.events:
-            return Knowledge.OFF, f"events of {holder.worker} are not configured"
         if prompt.tokens is None:
             text = REASONS.get(prompt.reason or "", prompt.reason or "no tokens")
             return Knowledge.DARK, text

@@ -51,7 +51,7 @@ class Ranker:
         """The depth of every target, over all prompts; none where tokens are not known. One whose
         stream our own check calls dark holds nothing that could be relied on."""
         if prompt.tokens is None:
-            return Ranked(candidates=len(targets))
+            return Ranked(len(targets))
         model = min((target.model for target in targets if target.model), default=asked)
         adapter = prompt.adapter or (asked if asked not in (model, "") else "")
         sizes = {

@@ -19,11 +19,10 @@ from kvplane.vocabulary import Generation, Pod, Role, Shape, Stage, Worker, Work
 from .drains import Drains
 from .errors import GatewayError
 from .settings import FleetSettings
+from .sides import Sides
 from .target import Booking, Lost, Pulse, Target, beat
 
 MOST_LIVES = 4096  # pods whose last life is remembered, for the count of restarts
-
-Sides = tuple[tuple[Target, ...], tuple[Target, ...]]  # prefills (or unified), decodes (or none)
 
 
 class Waited(Protocol):
@@ -247,7 +246,7 @@ class Fleet:
             error = self.lack(Role.PREFILL, model) or self.lack(Role.DECODE, model)
         if error is not None:
             raise error
-        return (prefills, decodes) if prefills and decodes else (unified, ())
+        return Sides(prefills, decodes) if prefills and decodes else Sides(unified)
 
     def _note_life(self, worker: WorkerUp) -> None:
         if worker.generation is None:

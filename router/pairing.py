@@ -15,7 +15,6 @@ import msgspec
 
 from kvplane.vocabulary import Shape, Worker
 
-from .handoffs import way
 from .policies.base import Candidate
 
 Compatible = Callable[[Shape, Shape], Sequence[str]]  # differing fields; empty = they fit
@@ -40,9 +39,12 @@ def pair(
     decodes: Sequence[Candidate],
     compatible: Compatible,
     apart: Collection[tuple[Worker, Worker]] = (),
+    fit: bool = False,
 ) -> Pair | NoPair:
     """The best prefill that fits any decode, with the best decode it fits. Those that failed
-    together too often (`apart`) meet only where no others can."""
+    together too often (`apart`) meet only where no others can. `fit`: all are known to fit all."""
+    if fit and not apart and prefills and decodes:
+        return Pair(prefills[0], decodes[0])
     if not prefills:
         return NoPair("no prefill worker can be used", "no_prefill_available")
     if not decodes:
@@ -64,9 +66,9 @@ def pair(
 
 def misfit(prefill: Candidate, decode: Candidate, compatible: Compatible) -> tuple[str, ...]:
     """What keeps two workers apart; empty where they fit."""
-    one, other = prefill.target.up, decode.target.up
-    if way(one) != way(other):
-        return (f"engine: {way(one)} against {way(other)}",)
+    one, other = prefill.target, decode.target
+    if one.way != other.way:
+        return (f"engine: {one.way} against {other.way}",)
     if one.model and other.model and one.model != other.model:
         return (f"model: {one.model} against {other.model}",)
-    return tuple(compatible(one.shape, other.shape))
+    return tuple(compatible(one.up.shape, other.up.shape))

@@ -14,11 +14,14 @@ from urllib.parse import urlsplit
 import msgspec
 
 from kvplane.bootstrap import local
-from kvplane.vocabulary import Role, Stage, Worker, WorkerUp
+from kvplane.vocabulary import Knowledge, Role, Stage, Worker, WorkerUp
 
+from .handoffs import way
 from .settings import FleetSettings
 
 LONG_AGO = float("-inf")
+
+Judged = tuple[Knowledge, str]  # how far a worker is believed, and why
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +65,8 @@ class Target:
     url: str = field(init=False)
     role: Role = field(init=False)
     model: str = field(init=False)
+    way: str = field(init=False)  # of HANDOFFS, in which it takes part
+    deaf: Judged | None = field(init=False)  # what is known of its blocks, where it has no events
     bootstrap_host: str = field(init=False)  # where its rank directory answers; no brackets
     signs_seen: int = -1  # at the last look; -1: it was not looked at since so many wait
     _quiet_since: float = 0.0
@@ -69,7 +74,9 @@ class Target:
     def __post_init__(self) -> None:
         self.name = str(self.worker)
         self.url, self.role, self.model = self.up.url, self.up.role, self.up.model
-        self.bootstrap_host = bootstrap_host(self.up)
+        self.way, self.bootstrap_host = way(self.up), bootstrap_host(self.up)
+        off = Knowledge.OFF, f"events of {self.worker} are not configured"
+        self.deaf = None if self.up.events else off
 
     @property
     def healthy(self) -> bool:

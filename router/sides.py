@@ -1,0 +1,50 @@
+"""Sides: who may serve one model, and what follows from who they are.
+
+Pure. fleet.py finds both sides and forgets them with every change; choice.py asks for each request.
+Open it to keep one more thing that is the same for all requests while nobody comes or goes.
+
+    prefills p1 p2   decodes d1 d2   ->   a Candidate of each, of whom nothing is known yet
+    all fit all: the best of both meet   else pairing.py looks for those that do
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from .pairing import Compatible, misfit
+from .policies.base import Candidate
+from .target import Target
+
+
+@dataclass(slots=True, eq=False)
+class Sides:
+    """Prefills and decodes; or unified workers and nobody."""
+
+    prefills: tuple[Target, ...]
+    decodes: tuple[Target, ...] = ()
+    firsts: tuple[Candidate, ...] = field(init=False)  # of the prefills
+    seconds: tuple[Candidate, ...] = field(init=False)
+    _fit: bool | None = None
+
+    def __post_init__(self) -> None:
+        self.firsts = tuple(map(Candidate, self.prefills))
+        self.seconds = tuple(map(Candidate, self.decodes))
+
+    def __iter__(self) -> Iterator[tuple[Target, ...]]:
+        return iter((self.prefills, self.decodes))
+
+    def fit(self, compatible: Compatible) -> bool:
+        """Does every prefill fit every decode? Looked at once: of each kind there is one is asked,
+        and `compatible` is always the same."""
+        if self._fit is None:
+            ones, others = _kinds(self.firsts), _kinds(self.seconds)
+            found = (misfit(one, other, compatible) for one in ones for other in others)
+            self._fit = not any(found)
+        return self._fit
+
+
+def _kinds(candidates: Iterable[Candidate]) -> list[Candidate]:
+    """One of each that pairing can tell apart."""
+    kinds = {(c.target.way, c.target.model, c.target.up.shape): c for c in candidates}
+    return list(kinds.values())
