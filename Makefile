@@ -72,7 +72,7 @@ bench: $(VENV)/.test
 	$(BIN)/python -m bench $(ARGS)
 
 soak: $(VENV)/.test
-	$(BIN)/pytest tests/soak/soak_index.py tests/soak/soak_faults.py tests/soak/soak_aborts.py tests/soak/soak_openapi.py -s --override-ini=timeout=3600 $(ARGS)
+	$(BIN)/pytest tests/soak/soak_index.py tests/soak/soak_faults.py tests/soak/soak_aborts.py tests/soak/soak_openapi.py tests/soak/soak_long.py -s --override-ini=timeout=3600 $(ARGS)
 
 constraints: $(VENV)/.test
 	$(BIN)/uv pip compile --universal -q --no-header --no-emit-index-url --no-annotate --python-version 3.11 \

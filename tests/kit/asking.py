@@ -56,3 +56,11 @@ async def asked(
     head = f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-length: {len(raw)}\r\n\r\n"
     writer.write(head.encode() + raw)
     return Asked(reader, writer)
+
+
+async def listened(url: str, path: str, headers: str = "") -> Asked:
+    """GET a stream; `headers`: whole lines."""
+    host, _, port = url.removeprefix("http://").rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(f"GET {path} HTTP/1.1\r\nhost: {host}:{port}\r\n{headers}\r\n".encode())
+    return Asked(reader, writer)

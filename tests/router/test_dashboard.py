@@ -66,6 +66,15 @@ async def door(key: str = "", **facts: Any) -> AsyncIterator[Door]:
             yield Door(house, f"http://127.0.0.1:{server.port}/dashboard", app.board)
 
 
+def test_every_colour_is_told_once_and_no_style_names_one_that_is_not_told() -> None:
+    tokens = FILES["tokens.css"].decode()
+    told = re.findall(r"^\s*(--[a-z-]+):", tokens, re.M)
+    assert len(set(told)) == len(told) > 15
+    styles = "".join(FILES[name].decode() for name in FILES if name.endswith((".css", ".js")))
+    used, scripted = set(re.findall(r"var\((--[a-z-]+)", styles)), {"--from", "--share", "--wide"}
+    assert used - set(told) == scripted
+
+
 async def test_the_page_is_open_and_every_file_it_names_is_there() -> None:
     async with door() as page:
         status, text, headers = await page.get(**FAR)

@@ -246,6 +246,23 @@ async def test_nothing_keeps_anybody_out_of_it(stage: Stage, look: str) -> None:
         assert "button-name" in str(await serious(page, "#room", rules))
 
 
+async def test_a_theme_that_was_chosen_wins_over_the_systems_and_auto_follows_it(
+    stage: Stage,
+) -> None:
+    page = await stage.drawn()
+    seen: dict[tuple[str, bool], str] = {}
+    for night in (False, True):
+        await page.look(1360, 900, night)
+        for _ in range(3):  # once around
+            theme = await page.js("document.documentElement.dataset.theme")
+            seen[theme, night] = await page.js("getComputedStyle(document.body).backgroundColor")
+            await page.js("document.querySelector('#theme').click()")
+    day, dark = seen["auto", False], seen["auto", True]
+    assert day != dark and len(seen) == 6
+    assert {seen["light", False], seen["light", True]} == {day}
+    assert {seen["dark", False], seen["dark", True]} == {dark}
+
+
 def axe() -> str:
     spec = importlib.util.find_spec("axe_core_python")
     assert spec is not None and spec.origin is not None, "make test installs axe-core-python"
