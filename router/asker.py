@@ -42,22 +42,18 @@ class Cycle(Protocol):
 class AsgiClient:
     """The one who asked."""
 
-    __slots__ = (
-        "_cycle", "_head", "_receive", "_send", "_watching", "bell", "gone", "held_bytes",
-        "on_first", "status",
-    )  # fmt: skip
+    gone = False
+    status = 0  # of the answer that began to leave
+    held_bytes = 0  # of the body, as `hold` was told
+    on_first: Callable[[], None] | None = None
+    _head: tuple[int, HeaderList] | None = None  # not sent yet
+    _watching: asyncio.Task[None] | None = None
 
     def __init__(self, receive: Receive, send: Send, scope: Scope | None = None) -> None:
         self._receive, self._send = receive, send
         offers = scope.get("extensions") if scope is not None else None
         self._cycle: Cycle | None = offers.get(CYCLE) if offers else None
         self.bell = Bell()
-        self.gone = False
-        self.status = 0  # of the answer that began to leave
-        self._head: tuple[int, HeaderList] | None = None  # not sent yet
-        self.held_bytes = 0  # of the body, as `hold` was told
-        self.on_first: Callable[[], None] | None = None
-        self._watching: asyncio.Task[None] | None = None
 
     async def start(self, status: int, headers: HeaderList) -> None:
         """The head; it leaves with the first body bytes."""

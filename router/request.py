@@ -20,6 +20,8 @@ MOST_PROMPTS = 4096  # prompts in one list
 MOST_ROOMS = 4096  # prompts x samples: each takes a room, and its number goes into a header
 MOST_NAME = 1024  # characters of a model's name: refusals are remembered with it
 LONG_BYTES = 256 * 1024  # a longer body is read in a thread: a million ids are not one step
+NATIVE = "/generate"  # SGLang's own route
+LENGTHS = ("max_tokens", "max_completion_tokens")
 SANE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 Body = dict[str, Any]
@@ -44,26 +46,38 @@ def parse(path: str, raw: bytes, request_id: str, headers: tuple[Any, ...] = ())
     """An Ask of a body. Raises GatewayError (400) naming the member that is wrong."""
     body = _decode(raw)
     model = named(body)
-    _typed(body, "stream", bool, "true or false")
-    _counted(body, "max_tokens", 0)
-    _counted(body, "max_completion_tokens", 0)
+    stream = body.get("stream")
+    if stream is not None:
+        _typed(body, "stream", bool, "true or false")
+    for name in LENGTHS:
+        if name in body:
+            _counted(body, name, 0)
     prompts, batched = COUNTS[path](body)
     if prompts > MOST_PROMPTS:
         raise invalid("prompt", f"{prompts} prompts in one request; at most {MOST_PROMPTS}")
-    if isinstance(body.get("extra_key"), list) and not batched and path != "/generate":
+    if (
+        "extra_key" in body
+        and isinstance(body["extra_key"], list)
+        and not batched
+        and path != NATIVE
+    ):
         raise invalid("extra_key", "'extra_key' must be a string beside one prompt, not an array")
-    samples = _samples(path, body)
+    samples = _samples(path, body) if "n" in body or path == NATIVE else 1
     if prompts * samples > MOST_ROOMS:
         many = f"{prompts} prompts x n {samples}"
         raise invalid("n", f"{many}: at most {MOST_ROOMS} answers in one request")
-    stream = body.get("stream") is True
-    return Ask(path, raw, body, request_id, prompts, batched, samples, headers, stream, model)
+    return Ask(
+        path, raw, body, request_id, prompts, batched, samples, headers, stream is True, model
+    )
 
 
 def named(body: Body) -> str:
     """The model's name, "" where there is none. Raises GatewayError (400)."""
-    _typed(body, "model", str, "a string")
-    name: str = body.get("model") or ""
+    name = body.get("model")
+    if name is None:
+        return ""
+    if not isinstance(name, str):
+        raise invalid("model", f"'model' must be a string, not {_kind(name)}")
     if len(name) > MOST_NAME:
         raise invalid("model", f"'model' has {len(name)} characters: at most {MOST_NAME}")
     return name
@@ -71,7 +85,9 @@ def named(body: Body) -> str:
 
 def sane_id(given: bytes | None, make: Callable[[], str]) -> str:
     """The client's request id where it is harmless in a header and a log, else a new one."""
-    text = (given or b"").decode("latin-1")
+    if given is None:
+        return make()
+    text = given.decode("latin-1")
     return text if SANE_ID.fullmatch(text) else make()
 
 
@@ -109,7 +125,7 @@ def _counted(body: Body, name: str, least: int, most: int = 2**31) -> int | None
 
 
 def _samples(path: str, body: Body) -> int:
-    if path != "/generate":
+    if path != NATIVE:
         return _counted(body, "n", 1, MOST_SAMPLES) or 1
     params = body.get("sampling_params")
     if params is None:
@@ -195,5 +211,5 @@ def _ids(ids: list[int], name: str) -> None:
 COUNTS: dict[str, Callable[[Body], tuple[int, bool]]] = {
     "/v1/chat/completions": _chat,
     "/v1/completions": _completion,
-    "/generate": _generate,
+    NATIVE: _generate,
 }

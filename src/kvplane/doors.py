@@ -184,25 +184,26 @@ def new_registry() -> CollectorRegistry:
 
 
 class Switchboard:
-    """Gives each path prefix to its app; the longest prefix wins, `""` takes the rest."""
+    """Gives each path to the app of its first part; `""` takes the rest."""
 
     def __init__(self, apps: Mapping[str, Any]) -> None:
-        longest_first = sorted(apps.items(), key=lambda item: -len(item[0]))
-        self._apps = [(prefix, prefix + "/", app) for prefix, app in longest_first if prefix]
+        for prefix in apps:
+            if prefix and prefix.rfind("/") != 0:
+                raise ValueError(f"prefix {prefix!r}: must be '/' and one part of a path, or ''")
+        self._apps = {prefix[1:]: app for prefix, app in apps.items() if prefix}
         self._rest = apps.get("")
 
     def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> Awaitable[None]:
         path: str = scope.get("path", "")
-        found: Awaitable[None]
-        for prefix, below, app in self._apps:
-            if path == prefix or path.startswith(below):
-                if scope["type"] == "http":
-                    scope = dict(scope, root_path=scope.get("root_path", "") + prefix)
-                found = app(scope, receive, send)
-                return found
-        if self._rest is None:
+        first = path[1:].partition("/")[0] if path[:1] == "/" else ""
+        app = self._apps.get(first)
+        if app is None:
+            app = self._rest
+        elif scope["type"] == "http":
+            scope = dict(scope, root_path=f"{scope.get('root_path', '')}/{first}")
+        if app is None:
             raise LookupError(f"no app has {path}")
-        found = self._rest(scope, receive, send)
+        found: Awaitable[None] = app(scope, receive, send)
         return found
 
 
