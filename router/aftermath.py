@@ -12,22 +12,24 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
 
 import msgspec
 
 from kvplane.runtime import cancel
 from kvplane.vocabulary import Room, Stage, StageRecord
 
+from .account import Account
 from .attempt import Attempt
+from .blame import Side
 from .dispatch import finish_prefill, settled
 from .evidence import Ledger, stage_records
 from .foretold import Foretold
 from .legs import Legs
 from .legs_errors import LegError
-from .legs_exchange import Bell
+from .legs_exchange import Bell, Exchange
 from .legs_wire import Origin
-from .meeting import Leg, Meeting
+from .meeting import Meeting
+from .remembered import Leg
 from .target import Target
 
 log = logging.getLogger(__name__)
@@ -41,16 +43,14 @@ WAITS_S = (0.0, 0.02, 0.05, 0.1, 0.2, 0.3)  # before each try: stages land just 
 ASKED_A_S = 5.0  # attempts that went well whose engines are asked at once: for the histograms
 
 
-@dataclass
-class Ended:
+class Ended(msgspec.Struct, eq=False):
     """One attempt whose answer is out, or which failed."""
 
     attempt: Attempt
     bell: Bell
     meeting: Meeting
-    sides: list[Target]
+    account: Account  # of prefill's load, which is given back when it ended, always
     foretold: Foretold | None = None  # to be compared with the cached tokens
-    after: list[Callable[[], None]] = field(default_factory=list)  # when prefill ended, always
 
 
 class Aftermath:
@@ -84,8 +84,8 @@ class Aftermath:
         return len(self._tasks)
 
     def begin(self, ended: Ended) -> None:
-        """Take over; returns at once. `ended.after` runs on every path."""
-        if settled(ended.attempt) and not self._at_once(ended.meeting):
+        """Take over; returns at once. Prefill's load is given back on every path."""
+        if settled(ended.attempt) and not (ended.meeting.sides and self._at_once(ended.meeting)):
             self._cached(ended)
             self._finish(ended)
             return
@@ -103,17 +103,17 @@ class Aftermath:
         self._on_cached(ended)
 
     def _finish(self, ended: Ended) -> None:
-        for give_back in ended.after:
-            give_back()
-        ended.after.clear()
-        ended.attempt.let_go()
-        ended.meeting.legs = _legs(ended.attempt)
-        ended.meeting.collected |= not ended.meeting.sides
+        attempt, meeting = ended.attempt, ended.meeting
+        ended.account.release(Side.PREFILL)
+        attempt.let_go()
+        meeting.decode_leg = _seen(attempt.decode)
+        if attempt.prefill is not None:
+            meeting.prefill_leg = _seen(attempt.prefill)
+        if not meeting.sides:
+            meeting.collected = True
 
     def _at_once(self, meeting: Meeting) -> bool:
         """Are its engines to be asked now?"""
-        if not meeting.sides:
-            return False
         return meeting.outcome == "failed" or self._sample.take(self._ledger.now)
 
     async def ask(self, meeting: Meeting) -> None:
@@ -128,9 +128,7 @@ class Aftermath:
         meeting = ended.meeting
         try:
             await finish_prefill(ended.attempt, ended.bell, PREFILL_S)
-            for give_back in ended.after:
-                give_back()
-            ended.after.clear()
+            ended.account.release(Side.PREFILL)
             self._cached(ended)
             if meeting.sides:
                 await self.ask(meeting)
@@ -176,16 +174,10 @@ class Aftermath:
                     self._on_stage(record)
 
 
-def _legs(attempt: Attempt) -> dict[str, Leg]:
-    """What of both legs could be seen from here."""
-    both = (("prefill", attempt.prefill), ("decode", attempt.decode))
-    return {
-        side: Leg(
-            leg.status, leg.received_bytes, leg.complete, leg.error.detail if leg.error else ""
-        )
-        for side, leg in both
-        if leg is not None
-    }
+def _seen(leg: Exchange) -> Leg:
+    """What could be seen of it from here."""
+    error = leg.error
+    return Leg(leg.status, leg.received_bytes, leg.complete, "" if error is None else error.detail)
 
 
 class Sample:

@@ -184,8 +184,8 @@ def _meeting(meeting: Meeting, record: StageRecord, fleet: Fleet) -> tuple[Rule,
         both = f"{_named(meeting, 'prefill')} and {_named(meeting, 'decode')}"
         return rule, both, "start both sides with the same page size, KV dtype and layout"
     if rule == "stale-rank":
-        triple = meeting.triple or {}
-        where = f"{triple.get('host')}:{triple.get('port')}"
+        host, port = meeting.directory or (None, None)
+        where = f"{host}:{port}"
         if NOBODY in detail.lower() and not _lives(meeting, fleet):
             return "connection-refused", _named(meeting, side), "start the prefill again"
         told = (
@@ -254,25 +254,24 @@ def _how_far(meeting: Meeting) -> str:
 
 
 def _pair(meeting: Meeting) -> frozenset[str]:
-    sides = (meeting.prefill, meeting.decode)
-    return frozenset(str(side["worker"]) for side in sides if side is not None)
+    return frozenset(party.worker for party in meeting.parties)
 
 
 def _named(meeting: Meeting, side: str) -> str:
     """The worker of a side in this attempt."""
     found = {"prefill": meeting.prefill, "decode": meeting.decode}.get(side)
-    return str(found["worker"]) if found is not None else side or "unknown"
+    return found.worker if found is not None else side or "unknown"
 
 
 def no_tokens(meetings: Sequence[Meeting]) -> Iterable[Finding]:
     """Requests placed by load because the gateway had no tokens of them, by a fault of ours."""
-    placed = [one for one in meetings if one.why]
+    placed = [one for one in meetings if one.why is not None]
     for reason, (share, step) in TOKENLESS.items():
-        met = [one for one in placed if one.why.get("reason") == REASONS[reason]]
+        met = [one for one in placed if one.why and one.why.reason == REASONS[reason]]
         if not met or len(met) < share * len(placed):
             continue
         newest = next(one for one in placed if one.model == met[0].model)
-        if not share and newest.why.get("prompt_tokens"):
+        if not share and newest.why and newest.why.prompt_tokens:
             continue  # it was wrong, and is no longer
         without = f"{len(met)} of {len(placed)} requests were placed without tokens"
         sentence, step = f"{without}: {REASONS[reason]}", step.format(model=met[0].model)

@@ -38,7 +38,7 @@ class Ledger:
         self._refused: deque[Meeting] = deque()
         self._weight = 0  # rooms in the ring; a meeting without rooms weighs one
         self._by_room: dict[Room, Meeting] = {}
-        self._by_request: dict[str, list[Meeting]] = {}
+        self._by_request: dict[str, Meeting | list[Meeting]] = {}  # a list of several attempts
         self.ask: Callable[[Meeting], Awaitable[None]] | None = None  # its engines, for stages
         self.on_close: list[Callable[[Meeting], None]] = []  # who wants to hear of every end
 
@@ -59,7 +59,7 @@ class Ledger:
         """A meeting begins, or began with its trail; the oldest that are over make place."""
         self._begin(meeting, trail)
         self._ring.append(meeting)
-        self._weight += max(1, len(meeting.rooms))
+        self._weight += len(meeting.rooms) or 1
         for room in meeting.rooms:
             self._by_room[room] = meeting
         while self._weight > self._most and len(self._ring) > 1:
@@ -69,10 +69,10 @@ class Ledger:
     def refuse(self, meeting: Meeting, trail: Trail, error: GatewayError) -> None:
         """Nobody could be chosen: it ends in the stage the error names, or that is under way."""
         at = Stage(error.stage) if error.stage is not None else error.at
-        if at is not None and trail.steps[-1:] and trail.steps[-1][0] is not at:
+        if at is not None and trail.steps and trail.steps[-2] is not at:
             trail.begin(at)
         self._begin(meeting, trail)
-        meeting.attempt = len(self._by_request[meeting.request_id])
+        meeting.attempt = len(self._of(meeting.request_id))
         self._refused.append(meeting)
         while len(self._refused) > MOST_REFUSED:
             self._unname(self._refused.popleft())
@@ -82,16 +82,21 @@ class Ledger:
     def _begin(self, meeting: Meeting, trail: Trail | None) -> None:
         now = meeting.begun = self._clock.now()
         if trail is not None and trail.steps:
-            meeting.trail, meeting.begun = trail.steps, trail.steps[0][1]
+            meeting.steps, meeting.begun = trail.steps, trail.steps[1]
         meeting.opened_at = self._clock.wall() - (now - meeting.begun)
-        same = self._by_request.get(meeting.request_id)
-        if same is None:
-            self._by_request[meeting.request_id] = [meeting]
+        known = self._by_request.setdefault(meeting.request_id, meeting)
+        if known is not meeting:
+            self._again(known, meeting)
+
+    def _again(self, known: Meeting | list[Meeting], meeting: Meeting) -> None:
+        """Another attempt of a request that has some."""
+        if isinstance(known, list):
+            known.append(meeting)
         else:
-            same.append(meeting)
+            self._by_request[meeting.request_id] = [known, meeting]
 
     def _drop(self, meeting: Meeting) -> None:
-        self._weight -= max(1, len(meeting.rooms))
+        self._weight -= len(meeting.rooms) or 1
         for room in meeting.rooms:
             if self._by_room.get(room) is meeting:
                 del self._by_room[room]
@@ -99,25 +104,26 @@ class Ledger:
 
     def _unname(self, meeting: Meeting) -> None:
         same = self._by_request[meeting.request_id]
-        same.remove(meeting)
-        if not same:
+        if isinstance(same, list) and len(same) > 1:
+            same.remove(meeting)
+        else:
             del self._by_request[meeting.request_id]
+
+    def _of(self, request_id: str) -> list[Meeting]:
+        """Its attempts, oldest first."""
+        found = self._by_request.get(request_id, [])
+        return found if isinstance(found, list) else [found]
 
     def record(self, record: StageRecord) -> bool:
         """A party saw a stage. False where the room is not known, or it was recorded before."""
         meeting = self._by_room.get(record.room)
         if meeting is None:
             return False
-        records = meeting.stages.setdefault(record.room, [])
+        records = meeting.stages.get(record.room, [])
         if len(records) >= MOST_STAGES or any(_same(record, known) for known in records):
             return False
-        records.append(record)
+        meeting.stages = {**meeting.stages, record.room: [*records, record]}
         return True
-
-    def first_byte(self, meeting: Meeting) -> None:
-        """The answer began to leave."""
-        now = meeting.first_byte = self._clock.now()
-        meeting.trail.append((Stage.END, now))
 
     def close(self, meeting: Meeting, outcome: str, error: dict[str, Any] | None = None) -> None:
         """The legs ended. The first word stands."""
@@ -185,10 +191,9 @@ class Ledger:
 
     def request(self, request_id: str) -> dict[str, Any] | None:
         """All attempts of one request, with each room's stages; those of none are under ""."""
-        meetings = self._by_request.get(request_id)
+        meetings, now = self._of(request_id), self.now
         if not meetings:
             return None
-        now = self.now
         attempts = []
         for meeting in meetings:
             stages = {str(room): list(meeting.timeline(room, now)) for room in meeting.rooms}
@@ -199,7 +204,7 @@ class Ledger:
 
     async def settled_request(self, request_id: str, deadline_s: float) -> dict[str, Any] | None:
         """The same, after the engines of its attempts were asked."""
-        await self.settle(self._by_request.get(request_id, []), deadline_s)
+        await self.settle(self._of(request_id), deadline_s)
         return self.request(request_id)
 
 

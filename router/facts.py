@@ -7,16 +7,16 @@ Open it to change a header, a line of the ledger, or how much load a request is.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from functools import lru_cache
 
 from kvplane.vocabulary import Binding, Epoch, Knowledge
 
-from .blame import Side
 from .choice import BYTES_PER_TOKEN, Choice
 from .errors import GatewayError
 from .handoffs import HANDOFFS, way
 from .meeting import Meeting
 from .plans import Prompt
+from .remembered import Party, Why
 from .request import Ask
 from .target import Target
 
@@ -27,13 +27,15 @@ TELLING = frozenset({"kvplane"})  # engines that have GET /rooms/{room}
 TRACEPARENT_BYTES = 256  # of version 00: 55
 MOST_SHOWN = 128  # rooms in a header: 2.5 kB, which every client and proxy takes; 4096 are 81 kB
 
-HeaderList = list[tuple[bytes, bytes]]
+Header = tuple[bytes, bytes]
+HeaderList = list[Header]
 
 
 def pair_tokens(choice: Choice) -> int:
     """The context of a pair: the shorter of both; 0 where neither says."""
-    targets = [target for target in (choice.prefill, choice.decode) if target is not None]
-    return min((t.up.max_tokens for t in targets if t.up.max_tokens), default=0)
+    most = choice.decode.up.max_tokens or 0
+    other = (choice.prefill or choice.decode).up.max_tokens
+    return other if other and (other < most or not most) else most
 
 
 def check_length(ask: Ask, prompt: Prompt, most: int) -> None:
@@ -49,34 +51,49 @@ def check_length(ask: Ask, prompt: Prompt, most: int) -> None:
         )
 
 
-def load_tokens(ask: Ask, choice: Choice, side: Side) -> int:
-    """Prefill: what it has to compute. Decode: all it has to keep. A unified worker: what it has
-    to compute, for what it holds already costs it nothing."""
+def loads(ask: Ask, choice: Choice) -> tuple[int, int]:
+    """Tokens of decode: all it has to keep; and of prefill: what it has to compute. A unified
+    worker is the decode, and what it holds already costs it nothing."""
     prompt = choice.prompt_tokens or len(ask.raw) // BYTES_PER_TOKEN
-    if side is Side.PREFILL:
-        return max(1, prompt - choice.depth.predicted)
-    wanted = ask.body.get("max_completion_tokens") or ask.body.get("max_tokens") or ANSWER_TOKENS
-    computed = prompt if choice.prefill is not None else max(0, prompt - choice.depth.predicted)
-    return computed + int(wanted) * ask.samples
+    left = prompt - choice.depth.predicted
+    body = ask.body
+    wanted = body.get("max_completion_tokens") or body.get("max_tokens") or ANSWER_TOKENS
+    kept = prompt if choice.prefill is not None else left if left > 0 else 0
+    return kept + int(wanted) * ask.samples, left if left > 0 else 1
 
 
 def headers(ask: Ask, choice: Choice, bindings: Sequence[Binding]) -> HeaderList:
     """What every inference answer carries."""
-    depth, holder, decode = choice.depth, choice.holder.name, choice.decode.name
+    depth = choice.depth
     found = [
         (b"x-request-id", ask.request_id.encode()),
-        (b"x-kvplane-prefill", holder.encode("latin-1", "replace")),
-        (b"x-kvplane-decode", decode.encode("latin-1", "replace")),
+        *_pair(choice.holder.name, choice.decode.name),
         (b"x-kvplane-depth", b"%d/%d" % (depth.blocks, depth.asked)),
-        (b"x-kvplane-knowledge", choice.knowledge.encode()),
+        *_known(choice.knowledge, choice.reason),
     ]
-    if bindings:
+    if len(bindings) == 1:
+        found.append((b"x-kvplane-room", b"%d" % bindings[0].room))
+    elif bindings:
         found += _rooms(bindings)
-    if choice.knowledge is not Knowledge.EXACT:
-        found.append((b"x-kvplane-reason", _one_line(choice.reason).encode("latin-1", "replace")))
     if ask.stream:
         found.append((b"x-accel-buffering", b"no"))  # proxies in front must not collect a stream
     return found
+
+
+@lru_cache(4096)
+def _pair(holder: str, decode: str) -> tuple[Header, ...]:
+    return (
+        (b"x-kvplane-prefill", holder.encode("latin-1", "replace")),
+        (b"x-kvplane-decode", decode.encode("latin-1", "replace")),
+    )
+
+
+@lru_cache(1024)
+def _known(knowledge: Knowledge, reason: str) -> tuple[Header, ...]:
+    state = b"x-kvplane-knowledge", knowledge.encode()
+    if knowledge is Knowledge.EXACT:
+        return (state,)
+    return state, (b"x-kvplane-reason", _one_line(reason).encode("latin-1", "replace"))
 
 
 def _rooms(bindings: Sequence[Binding]) -> HeaderList:
@@ -90,25 +107,30 @@ def _rooms(bindings: Sequence[Binding]) -> HeaderList:
 
 def meeting(ask: Ask, choice: Choice, bindings: Sequence[Binding], number: int) -> Meeting:
     """The ledger's line of one attempt."""
-    triple, prefill = None, None
-    both: tuple[Target, ...] = (choice.decode,)
-    if choice.prefill is not None:
-        prefill, both = _side(choice.prefill, choice.prefill_epoch), (choice.decode, choice.prefill)
-        if bindings and HANDOFFS[way(choice.prefill.up)].directory:  # else nobody looks there
-            triple = bindings[0].triple
+    decode, prefill, model = choice.decode, choice.prefill, choice.holder.model
+    met, directory, sides = None, None, tuple[Target, ...]()
+    if ask.model and ask.model != model:
+        model = ask.model
+    if prefill is not None:
+        met = _party(prefill, choice.prefill_epoch)
+        if bindings and HANDOFFS[way(prefill.up)].directory:  # else nobody looks there
+            directory = bindings[0].triple.host, bindings[0].triple.port
+    silent, told = _silent(decode.up.engine, (prefill or decode).up.engine)
+    if bindings and told:
+        sides = tuple([t for t in (decode, prefill) if t is not None and t.up.engine in TELLING])
     return Meeting(
-        request_id=ask.request_id,
-        attempt=number,
-        path=ask.path,
-        model=ask.model or choice.holder.model,
-        rooms=tuple(binding.room for binding in bindings),
-        prefill=prefill,
-        decode=_side(choice.decode, choice.decode_epoch),
-        why=_why(choice),
-        predicted_tokens=choice.depth.predicted if choice.prompt_tokens else None,
-        triple={"host": triple.host, "port": triple.port} if triple else None,
-        sides=tuple([one for one in both if one.up.engine in TELLING]) if bindings else (),
-        silent=tuple({one.up.engine for one in both if one.up.engine not in TELLING}),
+        ask.request_id,
+        number,
+        ask.path,
+        model,
+        (bindings[0].room,) if len(bindings) == 1 else tuple([one.room for one in bindings]),
+        met,
+        _party(decode, choice.decode_epoch),
+        _why(choice),
+        choice.depth.predicted if choice.prompt_tokens else None,
+        directory=directory,
+        sides=sides,
+        silent=silent,
         traceparent=_traceparent(ask),
     )
 
@@ -116,32 +138,35 @@ def meeting(ask: Ask, choice: Choice, bindings: Sequence[Binding], number: int) 
 def refused(ask: Ask) -> Meeting:
     """The same of one for which nobody could be chosen."""
     told = _traceparent(ask)
-    return Meeting(ask.request_id, 1, ask.path, ask.model, (), None, None, {}, traceparent=told)
+    return Meeting(ask.request_id, 1, ask.path, ask.model, (), None, None, None, traceparent=told)
 
 
-def _side(target: Target, epoch: Epoch | None) -> dict[str, Any]:
-    return {
-        "worker": str(target.worker),
-        "url": target.url,
-        "epoch": epoch,
-        "inflight_tokens": target.inflight_tokens,  # when it was chosen
-        "inflight_requests": target.inflight_requests,
-    }
+@lru_cache(256)
+def _silent(*makers: str) -> tuple[tuple[str, ...], bool]:
+    """Those that tell no stages, each once; and does any tell them?"""
+    silent = tuple([one for one in dict.fromkeys(makers) if one not in TELLING])
+    return silent, any(one in TELLING for one in makers)
 
 
-def _why(choice: Choice) -> dict[str, Any]:
-    return {
-        "depth_blocks": choice.depth.blocks,
-        "asked_blocks": choice.depth.asked,
-        "depth_tokens": choice.depth.tokens,
-        "prompt_tokens": choice.prompt_tokens or None,
-        "prefill_policy": choice.prefill_policy,
-        "decode_policy": choice.decode_policy,
-        "candidates": choice.candidates,
-        "knowledge": str(choice.knowledge),
-        "reason": choice.reason,
-        "without_transfer": choice.alone or None,  # why no prefill took part, or none was of use
-    }
+def _party(target: Target, epoch: Epoch | None) -> Party:
+    """With its load as it was when it was chosen."""
+    return Party(target.name, target.url, epoch, target.inflight_tokens, target.inflight_requests)
+
+
+def _why(choice: Choice) -> Why:
+    depth = choice.depth
+    return Why(
+        depth.blocks,
+        depth.asked,
+        depth.tokens,
+        choice.prompt_tokens or None,
+        choice.prefill_policy,
+        choice.decode_policy,
+        choice.candidates,
+        choice.knowledge,
+        choice.reason,
+        choice.alone or None,
+    )
 
 
 def _traceparent(ask: Ask) -> str:

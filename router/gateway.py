@@ -38,13 +38,14 @@ from .fleet import Fleet
 from .journey import Journey, Means
 from .legs import Legs
 from .legs_wire import Origin
-from .meeting import Meeting, Trail
+from .meeting import Trail
 from .metrics import RouterMetrics
 from .prompts import Prompt, Prompts
 from .request import LONG_BYTES, Ask
 from .retry import Again, Budget, Failed, decide
 from .sending import Sending
 from .settings import RouterSettings
+from .walks import Walks
 
 log = logging.getLogger(__name__)
 
@@ -84,10 +85,12 @@ class Gateway:
         )
         self._prompts, self._follower, self._chance = prompts, follower, chance
         self._budget = Budget(self.settings.retry)
+        self._most_wait_s = self.settings.retry.most_wait_s
+        self._tokenise_s, self._choose_s = metrics.tokenise_s.labels(), metrics.choose_s.labels()
         away_s = follower.down_s if follower is not None else lambda: 0.0
         drift, booked = self.settings.drift, self._book_compared
         self.loop = ClosedLoop(view, fleet, self.clock, drift, booked, away_s, self._blind)
-        ledger.on_close.append(self._book_own)
+        ledger.on_close.append(Walks(metrics.stage_s).ended)
         metrics.watch_drift(self.loop.errors, self.loop.verdict)
         metrics.watch_open(self._open())
         self.doubts = Doubts(view, fleet, self.loop, self._blind)
@@ -116,13 +119,18 @@ class Gateway:
         and BrokenBody where nobody is left to be told."""
         trail = Trail(self.clock.now)
         prompt = await self._tokens(ask, trail)
-        deadline = self.clock.now() + self.settings.request_timeout_s
+        now = self.clock.now()
+        deadline, most_wait_s = now + self.settings.request_timeout_s, self._most_wait_s
         guilty: tuple[Worker, ...] = ()
         before: GatewayError | None = None
         self._budget.earn()
         for number in range(1, self.settings.retry.retries + 2):
-            choice = await self._chosen(ask, prompt, guilty, before, trail, deadline, client)
-            journey = Journey.set_out(self._means, ask, choice, number, trail)
+            until = min(deadline, now + most_wait_s)
+            choice = self._choose(ask, prompt, guilty, before, trail, until)
+            while isinstance(choice, float):
+                await pause(choice, client)
+                choice = self._choose(ask, prompt, guilty, before, trail, until)
+            journey = Journey(self._means, ask, choice, number, trail)
             try:
                 await journey.travel(client)
                 return
@@ -135,6 +143,7 @@ class Gateway:
                 raise before
             guilty, trail = guilty + again.without, Trail(self.clock.now)
             await pause(again.wait_s, client)
+            now = self.clock.now()
 
     async def weigh(self, ask: Ask) -> tuple[Prompt, Weighed]:
         """Whom this request would be given to now; nothing is sent or taken for it."""
@@ -145,52 +154,54 @@ class Gateway:
 
     async def _tokens(self, ask: Ask, trail: Trail) -> Prompt:
         begun = self.clock.now()
-        trail.begin(Stage.POLICY_INPUT)
+        trail.steps += (Stage.POLICY_INPUT, begun)
         model, most = self.fleet.asked_for(ask.model)
         long = len(ask.raw) > LONG_BYTES
         chars = most * facts.CHARS_PER_TOKEN
-        prompt = await self._prompts.tokenise(ask.path, ask.body, model, chars, long)
-        facts.check_length(ask, prompt, most)  # before anybody hashes it
-        self.metrics.tokenise_s.observe(self.clock.now() - begun)
+        prompt = self._prompts.look(ask.path, ask.body, model, chars, long)
+        if not isinstance(prompt, Prompt):
+            prompt = await prompt
+        if most:
+            facts.check_length(ask, prompt, most)  # before anybody hashes it
+        self._tokenise_s.observe(self.clock.now() - begun)
         return prompt
 
-    async def _chosen(
+    def _choose(
         self,
         ask: Ask,
         prompt: Prompt,
         guilty: tuple[Worker, ...],
         before: GatewayError | None,
         trail: Trail,
-        deadline: float,
-        client: Client,
-    ) -> Choice:
-        """Who serves this attempt. Where all of several circuits are open, the first that is tried
-        again is waited for, for a while: the client would have to come back then anyway. Where
-        nobody is left for a further attempt, the failure before is what the client should hear."""
-        until = min(deadline, self.clock.now() + self.settings.retry.most_wait_s)
-        while True:
-            begun = self.clock.now()
-            try:
-                choice = self._chooser.choose(ask, prompt, begun, guilty, trail.begin)
-                break
-            except GatewayError as error:
-                shut = error if isinstance(error, AllShut) and not error.alone else None
-                if before is not None or shut is None or begun + shut.wait_s >= until:
-                    self.ledger.refuse(facts.refused(ask), trail, error)
-                    raise before or error from None
-                wait_s = shut.wait_s
-            await pause(wait_s, client)
-        facts.check_length(ask, prompt, facts.pair_tokens(choice))
-        self.metrics.choose_s.observe(self.clock.now() - begun)
+        until: float,
+    ) -> Choice | float:
+        """Who serves this attempt, or seconds after which to ask again: where all of several
+        circuits are open, the first that is tried again is waited for, for a while: the client
+        would have to come back then anyway. Where nobody is left for a further attempt, the
+        failure before is what the client should hear."""
+        begun = self.clock.now()
+        try:
+            choice = self._chooser.choose(ask, prompt, begun, guilty, trail.begin)
+        except GatewayError as error:
+            shut = error if isinstance(error, AllShut) and not error.alone else None
+            if before is None and shut is not None and begun + shut.wait_s < until:
+                return float(shut.wait_s)
+            self.ledger.refuse(facts.refused(ask), trail, error)
+            raise before or error from None
+        if most := facts.pair_tokens(choice):
+            facts.check_length(ask, prompt, most)
+        self._choose_s.observe(self.clock.now() - begun)
         self._count(choice, prompt, before is None)
         return choice
 
     def _count(self, choice: Choice, prompt: Prompt, first: bool) -> None:
-        self.metrics.knowledge.labels(choice.knowledge, self.doubts.why(choice, prompt)).inc()
+        metrics = self.metrics
+        metrics.knowledge.of[choice.knowledge, self.doubts.why(choice, prompt)].value += 1
         if first:
-            self.metrics.prompt_tokens.labels(choice.holder.model).inc(choice.prompt_tokens)
+            model = (choice.prefill or choice.decode).model
+            metrics.prompt_tokens.of[(model,)].value += choice.prompt_tokens
         if choice.prefill is None:
-            self.metrics.undisaggregated.labels(choice.alone or "unified worker").inc()
+            metrics.undisaggregated.labels(choice.alone or "unified worker").inc()
 
     def _again(
         self, failed: LegFailed, journey: Journey, number: int, deadline: float
@@ -235,11 +246,6 @@ class Gateway:
     def _book_stage(self, record: StageRecord) -> None:
         self.metrics.stage_s.labels(record.stage, record.outcome).observe(record.duration_s)
 
-    def _book_own(self, meeting: Meeting) -> None:
-        stages = self.metrics.stage_s
-        for stage, outcome, took_s in meeting.walked():
-            stages.labels(stage, outcome).observe(took_s)
-
     def forget(self, pod: Pod) -> None:
         """A pod left, or began a new life: nothing is held against it, nor kept open to it."""
         self.legs.keep_only({Origin.parse(up.url) for up in self.fleet.pods()})
@@ -261,8 +267,8 @@ class Gateway:
     def _book_cached(self, ended: Ended) -> None:
         """Predicted against actual, where both are known."""
         meeting = ended.meeting
-        worker = (meeting.prefill or meeting.decode or {})["worker"]
         if meeting.predicted_tokens is not None and meeting.actual_tokens is not None:
+            worker = meeting.parties[0].worker
             self.metrics.predicted.labels(worker).inc(meeting.predicted_tokens)
             self.metrics.actual.labels(worker).inc(meeting.actual_tokens)
         if ended.foretold is not None and meeting.outcome == "ok":

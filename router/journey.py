@@ -7,80 +7,76 @@ attempt takes or how its outcome is booked.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from kvplane.runtime import Clock
-from kvplane.vocabulary import Binding, Stage
+from kvplane.vocabulary import Stage
 
 from . import facts
 from .account import Account
 from .aftermath import Aftermath, Ended
-from .attempt import Attempt, is_stream
+from .attempt import is_stream
 from .blame import LegFailed, Side
-from .breaker import Breakers
+from .breaker import Breakers, Outcome
 from .choice import Choice
 from .dispatch import Client, ClientGone, dispatch, honest_end
 from .evidence import Ledger
 from .fleet import Fleet
-from .meeting import Meeting, Trail
+from .meeting import Trail
 from .metrics import RouterMetrics
 from .request import Ask
 from .sending import Sending, Sent, bind
 from .target import Target
 
 
-@dataclass(frozen=True, slots=True)
 class Means:
     """What every journey uses."""
 
-    fleet: Fleet
-    breakers: Breakers
-    ledger: Ledger
-    sending: Sending
-    aftermath: Aftermath
-    metrics: RouterMetrics
-    clock: Clock
+    __slots__ = (
+        "_legs", "_opened", "aftermath", "breakers", "fleet", "ledger", "now", "sending",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        fleet: Fleet,
+        breakers: Breakers,
+        ledger: Ledger,
+        sending: Sending,
+        aftermath: Aftermath,
+        metrics: RouterMetrics,
+        clock: Clock,
+    ) -> None:
+        self.fleet, self.breakers, self.ledger = fleet, breakers, ledger
+        self.sending, self.aftermath, self.now = sending, aftermath, clock.now
+        self._legs, self._opened = metrics.legs, metrics.opened
+
+    def count(self, side: Side, target: Target, what: Outcome) -> None:
+        """How a leg ended."""
+        self._legs.of[side, target.name, what].value += 1
+
+    def opened(self, target: Target) -> None:
+        """Its circuit did."""
+        self._opened.labels(target.name).inc()
 
 
-@dataclass
 class Journey:
     """One attempt under way."""
 
-    means: Means
-    ask: Ask
-    choice: Choice
-    bindings: list[Binding]
-    meeting: Meeting
-    account: Account
-    sent: Sent | None = None
+    __slots__ = (
+        "__weakref__", "account", "ask", "bindings", "choice", "means", "meeting", "sent",
+    )  # fmt: skip
 
-    @staticmethod
-    def set_out(means: Means, ask: Ask, choice: Choice, number: int, trail: Trail) -> Journey:
+    def __init__(self, means: Means, ask: Ask, choice: Choice, number: int, trail: Trail) -> None:
         """Mint rooms, open the meeting, take places and load; no await since the choice."""
-        bindings = bind(ask, choice)
-        meeting = means.ledger.open(facts.meeting(ask, choice, bindings, number), trail)
-        account = Account(means.fleet, means.breakers)
-        journey, now = Journey(means, ask, choice, bindings, meeting, account), means.clock.now()
-        for side in journey.sides:
-            tokens = facts.load_tokens(ask, choice, side)
-            account.take(side, journey.target(side), tokens, now)
-        trail.begin(Stage.FIRST_BYTE)
-        return journey
-
-    @property
-    def sides(self) -> tuple[Side, ...]:
-        """Whose workers take part; a unified worker is the decode."""
-        return (Side.DECODE,) if self.choice.prefill is None else (Side.DECODE, Side.PREFILL)
-
-    @property
-    def attempt(self) -> Attempt | None:
-        """Its legs, once they were begun."""
-        return self.sent.attempt if self.sent is not None else None
-
-    def target(self, side: Side) -> Target:
-        """The worker of a side; a unified worker is the decode."""
-        prefill = self.choice.prefill
-        return prefill if side is Side.PREFILL and prefill is not None else self.choice.decode
+        self.means, self.ask, self.choice = means, ask, choice
+        self.bindings = bindings = bind(ask, choice)
+        self.meeting = means.ledger.open(facts.meeting(ask, choice, bindings, number), trail)
+        self.account = account = Account(means.fleet, means.breakers)
+        self.sent: Sent | None = None
+        kept, computed = facts.loads(ask, choice)
+        now = means.now()
+        account.take(Side.DECODE, choice.decode, kept, now)  # also a unified worker
+        if choice.prefill is not None:
+            account.take(Side.PREFILL, choice.prefill, computed, now)
+        trail.steps += (Stage.FIRST_BYTE, now)
 
     @property
     def headers(self) -> facts.HeaderList:
@@ -90,60 +86,53 @@ class Journey:
     async def travel(self, client: Client) -> None:
         """Send both legs and pass the answer on. Raises LegFailed before the first byte only;
         after it the answer ends honestly."""
+        means = self.means
         try:
-            self.sent = await self.means.sending.begin(
-                self.ask, self.choice, self.bindings, client.bell
-            )
-            attempt = self.sent.attempt
+            sent = await means.sending.begin(self.ask, self.choice, self.bindings, client.bell)
+            self.sent, attempt = sent, sent.attempt
             attempt.on_start, attempt.on_prefill_end = self._began, self._prefill_ended
             await dispatch(attempt, client, self.headers)
         except LegFailed as failed:
             self._judge(failed)
             if not failed.started:
                 raise
-            assert self.attempt is not None, "what started was sent"
-            await honest_end(client, failed, is_stream(self.attempt.decode))
+            assert self.sent is not None, "what started was sent"
+            await honest_end(client, failed, is_stream(self.sent.attempt.decode))
         except ClientGone:
-            self.means.ledger.close(self.meeting, "client_gone")
+            means.ledger.close(self.meeting, "client_gone")
             raise
         else:
-            self.means.ledger.close(self.meeting, "ok")
+            means.ledger.close(self.meeting, "ok")
 
     def arrive(self, client: Client) -> None:
         """Give everything back; what can wait goes into the aftermath."""
-        self.means.ledger.close(self.meeting, "failed", {"message": "ended by the gateway"})
-        metrics = self.means.metrics
-        self.account.close(
-            self.means.clock.now(),
-            lambda side, target, what: metrics.legs.labels(side, target.name, what).inc(),
-            lambda target: metrics.opened.labels(target.name).inc(),
-        )
-        self.account.release(Side.DECODE)
-        if self.sent is None:
-            self.account.release(Side.PREFILL)
-            self.meeting.collected = True
+        means, meeting, account, sent = self.means, self.meeting, self.account, self.sent
+        if meeting.outcome == "open":
+            means.ledger.close(meeting, "failed", {"message": "ended by the gateway"})
+        account.close(means.now(), means.count, means.opened)
+        account.release(Side.DECODE)
+        if sent is None:
+            account.release(Side.PREFILL)
+            meeting.collected = True
             return
-        if why := self.means.sending.ended(self.sent):
-            self.meeting.why["without_transfer"] = why
-        sides = [self.target(side) for side in self.sides]
-        after = [lambda: self.account.release(Side.PREFILL)]
+        if (why := means.sending.ended(sent)) and meeting.why is not None:
+            meeting.why.without_transfer = why
         told = self.choice.foretold
-        ended = Ended(self.sent.attempt, client.bell, self.meeting, sides, told, after)
-        self.means.aftermath.begin(ended)
+        means.aftermath.begin(Ended(sent.attempt, client.bell, meeting, account, told))
 
     def _began(self) -> None:
-        self.means.ledger.first_byte(self.meeting)
-        self.account.began(self.means.clock.now())
+        now = self.means.now()
+        self.meeting.began(now)
+        self.account.began(now)
 
     def _prefill_ended(self) -> None:
         self.account.release(Side.PREFILL)
-        self.meeting.prefill_ended = self.means.clock.now()
+        self.meeting.prefill_ended = self.means.now()
 
     def _judge(self, failed: LegFailed) -> None:
         """Book the failure on the side that caused it, and on no other."""
-        attempt = self.attempt
-        silent = failed.silent and attempt is not None and attempt.silent
-        guilty = self.account.judge(failed, silent, self.means.clock.now())
+        silent = failed.silent and self.sent is not None and self.sent.attempt.silent
+        guilty = self.account.judge(failed, silent, self.means.now())
         failed.cause.room = ",".join(str(binding.room) for binding in self.bindings) or None
         failed.cause.headers, failed.cause.request_id = self.headers, self.ask.request_id
         shape = failed.cause.shape()["error"] | {"side": guilty.value, "status": failed.status}

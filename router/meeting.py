@@ -11,14 +11,19 @@ shown of an attempt.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
+
+import msgspec
 
 from kvplane.vocabulary import MEETING, Room, Stage, StageRecord
 
+from .remembered import Leg, Party, Why, shown
+
 ORDER = {stage: number for number, stage in enumerate(Stage)}
 GATEWAY = "gateway"
+NONE: Mapping[Any, Any] = MappingProxyType({})
 LATE = (Stage.FIRST_BYTE.value, Stage.END.value)  # which end after all that the engines tell
 ENDS = {"ok": "ok", "open": "open", "client_gone": "client gone"}  # of the stage it ended in
 
@@ -30,47 +35,28 @@ class Trail:
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._now = now
-        self.steps: list[tuple[Stage, float]] = []
+        self.steps: list[Any] = []  # stage, when it began, stage, ...
 
     def begin(self, stage: Stage) -> None:
         """The stage before ends here."""
-        self.steps.append((stage, self._now()))
+        self.steps += (stage, self._now())
 
 
-@dataclass(frozen=True, slots=True)
-class Leg:
-    """What could be seen of one engine from outside, whoever made it."""
-
-    status: int  # 0 = no answer came
-    received_bytes: int
-    complete: bool
-    error: str = ""
-
-    def shown(self) -> dict[str, Any]:
-        """As JSON."""
-        return {
-            "status": self.status or None,
-            "bytes": self.received_bytes,
-            "complete": self.complete,
-            "error": self.error or None,
-        }
-
-
-@dataclass(eq=False, slots=True)
-class Meeting:
-    """One attempt: its rooms, its pair, what was expected and what came of it."""
+class Meeting(msgspec.Struct, eq=False, gc=False):
+    """One attempt: its rooms, its pair, what was expected and what came of it. No cycle goes
+    through it: what it holds does not know it."""
 
     request_id: str
     attempt: int  # from 1
     path: str
     model: str
     rooms: tuple[Room, ...]  # empty with a unified worker, and where nobody was chosen
-    prefill: dict[str, Any] | None  # worker, url, epoch; later status
-    decode: dict[str, Any] | None  # None where nobody was chosen
-    why: dict[str, Any]  # depth, load, policy, knowledge, candidates
+    prefill: Party | None
+    decode: Party | None  # None where nobody was chosen
+    why: Why | None  # None as well
     predicted_tokens: int | None = None  # cached tokens the index foretold; None = not known
     actual_tokens: int | None = None  # as prefill told; None = it did not
-    triple: dict[str, Any] | None = None
+    directory: tuple[str, int] | None = None  # host and port of prefill's, where it is looked at
     outcome: str = "open"  # open | ok | failed | rejected | client_gone
     error: dict[str, Any] | None = None
     stopped: str = ""  # why it was not tried again; "" where it was, or need not be
@@ -79,9 +65,11 @@ class Meeting:
     first_byte: float | None = None
     prefill_ended: float | None = None
     ended: float | None = None
-    trail: list[tuple[Stage, float]] = field(default_factory=list)
-    stages: dict[Room, list[StageRecord]] = field(default_factory=dict)  # of the engines
-    legs: dict[str, Leg] = field(default_factory=dict)
+    steps: Sequence[Any] = ()  # its trail's; once it is over and counted, only when each began
+    walk: tuple[Stage, ...] | None = None  # these stages then; the same object for all alike
+    stages: Mapping[Room, list[StageRecord]] = NONE  # of the engines
+    prefill_leg: Leg | None = None  # once they ended
+    decode_leg: Leg | None = None
     sides: tuple[Any, ...] = ()  # whom its engines' stages can be asked of
     silent: tuple[str, ...] = ()  # makers of its engines that tell no stages
     collected: bool = False  # nothing more will be told
@@ -97,12 +85,28 @@ class Meeting:
         """From its begin; None while it is open."""
         return _after(self.begun, self.ended)
 
-    def walked(self) -> Iterator[tuple[Stage, str, float]]:
-        """The gateway's own stages of an attempt that is over: outcome and seconds of each."""
-        until, outcome = self.ended or self.begun, ENDS.get(self.outcome, "failed")
-        for stage, begun in reversed(self.trail):
-            yield stage, outcome, until - begun
-            until, outcome = begun, "ok"
+    @property
+    def parties(self) -> list[Party]:
+        """Prefill, where there is one, and decode, where somebody was chosen."""
+        return [one for one in (self.prefill, self.decode) if one is not None]
+
+    @property
+    def trail(self) -> list[tuple[Stage, float]]:
+        """Its own stages, and when each began."""
+        if self.walk is not None:
+            return list(zip(self.walk, self.steps, strict=True))
+        return list(zip(self.steps[::2], self.steps[1::2], strict=True))
+
+    def began(self, now: float) -> None:
+        """The answer began to leave."""
+        self.first_byte = now
+        self.steps += (Stage.END, now)  # type: ignore[operator]  # a list, or nothing yet
+
+    def press(self) -> tuple[Stage, ...]:
+        """It is over: its times are kept as numbers alone. Returns its stages."""
+        if self.walk is None:
+            self.walk, self.steps = tuple(self.steps[::2]), tuple(self.steps[1::2])
+        return self.walk
 
     def shown(self, room: Room | None = None, now: float = 0.0) -> dict[str, Any]:
         """As JSON; of one room, or of the attempt as a whole. Rooms are text: 64-bit numbers
@@ -122,10 +126,10 @@ class Meeting:
             "opened_at": self.opened_at,
             "first_byte_s": self.first_byte_s,
             "duration_s": self.duration_s,
-            "prefill": self.prefill,
-            "decode": self.decode,
-            "triple": self.triple,
-            "why": self.why,
+            "prefill": shown(self.prefill),
+            "decode": shown(self.decode),
+            "triple": self._triple(),
+            "why": shown(self.why) or {},
             "cached_tokens": {"predicted": self.predicted_tokens, "actual": self.actual_tokens},
             "legs": self._legs(),
             "collected": self.collected,
@@ -134,14 +138,15 @@ class Meeting:
 
     def current(self, room: Room | None, now: float) -> dict[str, Any] | None:
         """Where an open attempt is: the gateway's own stage, and how far its engines told."""
-        if not self.trail:
+        trail = self.trail
+        if not trail:
             return None
-        stage, begun = self.trail[-1]
+        stage, begun = trail[-1]
         rooms = self.stages if room is None else (room,)
         records = (record for one in rooms for record in self.stages.get(one, ()))
         told = max(records, key=_order, default=None)
         sides = (("decode", self.decode), ("prefill", self.prefill))
-        peers = {name: side["worker"] for name, side in sides if side is not None}
+        peers = {name: side.worker for name, side in sides if side is not None}
         return {
             "stage": stage.value,
             "for_s": round(max(0.0, now - begun), 6),
@@ -162,10 +167,10 @@ class Meeting:
         return iter([*own[:late], *found, *own[late:]])
 
     def _own(self, now: float) -> Iterator[dict[str, Any]]:
-        last = len(self.trail) - 1
-        end = self.ended if self.ended is not None else now
-        for number, (stage, begun) in enumerate(self.trail):
-            outcome, until = "ok", end if number == last else self.trail[number + 1][1]
+        trail = self.trail
+        last, end = len(trail) - 1, self.ended if self.ended is not None else now
+        for number, (stage, begun) in enumerate(trail):
+            outcome, until = "ok", end if number == last else trail[number + 1][1]
             if number == last:
                 outcome = ENDS.get(self.outcome, "failed")
             detail = self._said(number, stage) if outcome != "failed" else self._failure
@@ -188,16 +193,14 @@ class Meeting:
         """What the gateway knew at the end of one of its stages that went well."""
         why = self.why
         if stage is Stage.POLICY_INPUT and number == 0:
-            tokens = why.get("prompt_tokens")
-            return f"{tokens} tokens" if tokens else "no tokens"
+            return f"{why.prompt_tokens} tokens" if why and why.prompt_tokens else "no tokens"
         if stage is Stage.POLICY_INPUT and why:
-            known = why["knowledge"] + (f": {why['reason']}" if why["reason"] else "")
-            return f"{why['depth_blocks']} of {why['asked_blocks']} blocks held, {known}"
+            known = why.knowledge + (f": {why.reason}" if why.reason else "")
+            return f"{why.depth_blocks} of {why.asked_blocks} blocks held, {known}"
         if stage is Stage.AVAILABILITY and why:
-            return f"{why['candidates']} could be chosen"
-        if stage is Stage.PAIR and self.decode is not None:
-            both = [side["worker"] for side in (self.prefill, self.decode) if side is not None]
-            return " and ".join(both)
+            return f"{why.candidates} could be chosen"
+        if stage is Stage.PAIR:
+            return " and ".join([party.worker for party in self.parties])
         return ""
 
     def _told(self, record: StageRecord) -> dict[str, Any]:
@@ -225,8 +228,15 @@ class Meeting:
             "at": None,
         }
 
+    def _triple(self) -> dict[str, Any] | None:
+        if self.directory is None:
+            return None
+        host, port = self.directory
+        return {"host": host, "port": port}
+
     def _legs(self) -> dict[str, Any]:
-        found = {side: leg.shown() for side, leg in self.legs.items()}
+        both = (("prefill", self.prefill_leg), ("decode", self.decode_leg))
+        found = {side: leg.shown() for side, leg in both if leg is not None}
         if "prefill" in found:
             found["prefill"]["end_s"] = _after(self.begun, self.prefill_ended)
         return found

@@ -76,17 +76,16 @@ def _waits_for(meeting: Meeting) -> str:
     side = meeting.decode
     if meeting.prefill is not None and meeting.prefill_ended is None:
         side = meeting.prefill
-    return str(side["worker"]) if side is not None else ""
+    return side.worker if side is not None else ""
 
 
 def _signs(meeting: Meeting) -> Iterable[tuple[str, float]]:
     """When each of its workers last brought something to its end."""
     if meeting.prefill is not None and meeting.prefill_ended is not None:
-        yield str(meeting.prefill["worker"]), meeting.prefill_ended
+        yield meeting.prefill.worker, meeting.prefill_ended
     if meeting.first_byte is not None:
-        for side in (meeting.prefill, meeting.decode):
-            if side is not None:
-                yield str(side["worker"]), meeting.ended or meeting.first_byte
+        for party in meeting.parties:
+            yield party.worker, meeting.ended or meeting.first_byte
 
 
 def left(meetings: Sequence[Meeting]) -> Iterable[Finding]:
@@ -116,7 +115,7 @@ def common(meetings: Sequence[Meeting]) -> Iterable[Finding]:
         return
     seen: Counter[str] = Counter()
     for one in failed:
-        seen.update({str(side["worker"]) for side in (one.prefill, one.decode) if side is not None})
+        seen.update(_workers(one))
     name, count = seen.most_common(1)[0]
     others = [one for one in meetings if one.outcome == "ok" and name not in _workers(one)]
     if count < SHARE * len(failed) or not others or seen.most_common(2)[-1][1] == count:
@@ -130,4 +129,4 @@ def common(meetings: Sequence[Meeting]) -> Iterable[Finding]:
 
 
 def _workers(meeting: Meeting) -> set[str]:
-    return {str(side["worker"]) for side in (meeting.prefill, meeting.decode) if side is not None}
+    return {party.worker for party in meeting.parties}

@@ -104,7 +104,7 @@ class Spans:
 def _facts(meeting: Meeting) -> dict[str, Any]:
     """Attributes; no prompt and no key is among what is remembered."""
     sides = (("prefill", meeting.prefill), ("decode", meeting.decode))
-    named = {f"kvplane.{name}": side["worker"] for name, side in sides if side is not None}
+    named = {f"kvplane.{name}": side.worker for name, side in sides if side is not None}
     return named | {
         "kvplane.request_id": meeting.request_id,
         "kvplane.rooms": [str(room) for room in meeting.rooms],

@@ -18,6 +18,7 @@ from ..fleet import Waited
 from ..gateway import Gateway
 from ..meeting import Meeting
 from ..readiness import readiness
+from ..remembered import UNCHOSEN
 from . import lines
 
 MOST_REQUESTS = 40  # listed on the page
@@ -83,7 +84,11 @@ def _kind(status: str) -> str:
 def shares(meetings: Sequence[Meeting]) -> Json:
     """Hit share (cached tokens over prompt tokens, both as told), what was foretold, and times."""
     told = [
-        (meeting.why.get("prompt_tokens") or 0, meeting.predicted_tokens, meeting.actual_tokens)
+        (
+            (meeting.why and meeting.why.prompt_tokens) or 0,
+            meeting.predicted_tokens,
+            meeting.actual_tokens,
+        )
         for meeting in meetings
         if meeting.predicted_tokens is not None and meeting.actual_tokens is not None
     ]
@@ -113,7 +118,7 @@ def quantile(ordered: Sequence[float], share: float) -> float | None:
 
 def request(meeting: Meeting) -> Json:
     """One attempt in a line: who, how deep, how long, and how it ended."""
-    error = meeting.error or {}
+    error, why = meeting.error or {}, meeting.why or UNCHOSEN
     return {
         "request_id": meeting.request_id,
         "attempt": meeting.attempt,
@@ -123,11 +128,11 @@ def request(meeting: Meeting) -> Json:
         "path": meeting.path,
         "model": meeting.model,
         "outcome": meeting.outcome,
-        "prefill": _worker(meeting.prefill),
-        "decode": _worker(meeting.decode),
-        "held_blocks": meeting.why.get("depth_blocks", 0),
-        "asked_blocks": meeting.why.get("asked_blocks", 0),
-        "knowledge": meeting.why.get("knowledge", ""),
+        "prefill": meeting.prefill and meeting.prefill.worker,
+        "decode": meeting.decode and meeting.decode.worker,
+        "held_blocks": why.depth_blocks,
+        "asked_blocks": why.asked_blocks,
+        "knowledge": why.knowledge,
         "predicted_tokens": meeting.predicted_tokens,
         "actual_tokens": meeting.actual_tokens,
         "first_byte_s": meeting.first_byte_s,
@@ -135,7 +140,3 @@ def request(meeting: Meeting) -> Json:
         "code": error.get("code"),
         "stage": error.get("stage"),
     }
-
-
-def _worker(side: Json | None) -> str | None:
-    return side["worker"] if side else None

@@ -20,6 +20,7 @@ from kvplane.router import facts
 from kvplane.router.api import Api
 from kvplane.router.evidence import Ledger, Meeting
 from kvplane.router.meeting import Trail
+from kvplane.router.remembered import Party, Why
 
 ROUNDS, REQUESTS = 41, 30
 MOST_MS = 0.05 * 3  # of CPU a request; the figure is 0.05, and a busy machine's caches are cold
@@ -31,9 +32,6 @@ class Forgetful(Ledger):
 
     def open(self, meeting: Meeting, trail: Trail | None = None) -> Meeting:
         return meeting
-
-    def first_byte(self, meeting: Meeting) -> None:
-        return
 
     def close(self, meeting: Meeting, outcome: str, error: dict[str, Any] | None = None) -> None:
         return
@@ -52,6 +50,15 @@ class Uncounted:
 class Nothing:
     """Counts nothing."""
 
+    value = 0.0
+
+    @property
+    def of(self) -> Nothing:
+        return self
+
+    def __getitem__(self, given: Any) -> Nothing:
+        return self
+
     def labels(self, *given: Any) -> Nothing:
         return self
 
@@ -64,10 +71,11 @@ class Nothing:
 @contextlib.contextmanager
 def blind(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """While inside, an attempt has no line of its own."""
-    shared = Meeting("r", 1, "/generate", "tiny", (), None, {"worker": "d1"}, {})
+    shared = Meeting("r", 1, "/generate", "tiny", (), None, Party("d1"), Why())
     with monkeypatch.context() as patch:
         patch.setattr(facts, "meeting", lambda *given: shared)
         patch.setattr(Trail, "begin", lambda self, stage: None)
+        patch.setattr(Meeting, "began", lambda self, now: None)
         yield
 
 

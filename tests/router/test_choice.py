@@ -11,7 +11,6 @@ import pytest
 from kvplane.index import View, chain
 from kvplane.router import facts
 from kvplane.router.availability import AllShut
-from kvplane.router.blame import Side
 from kvplane.router.breaker import Breakers, Outcome
 from kvplane.router.choice import Choice, Chooser
 from kvplane.router.errors import GatewayError
@@ -255,7 +254,7 @@ def test_one_that_is_new_is_not_flooded_though_nobody_knows_the_tokens() -> None
         for _ in range(40):
             choice = house.chooser.choose(ask, prompt, 100.0)
             taken[choice.holder.name] += 1
-            house.fleet.book(choice.holder.worker, facts.load_tokens(ask, choice, Side.PREFILL))
+            house.fleet.book(choice.holder.worker, facts.loads(ask, choice)[1])
         assert 1 <= taken["p3"] <= 4 and min(taken["p1"], taken["p2"]) >= 16, taken
 
 

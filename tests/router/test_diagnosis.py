@@ -17,6 +17,7 @@ from kvplane.router.findings import STAGES, Finding
 from kvplane.router.fleet import Fleet
 from kvplane.router.meeting import Meeting
 from kvplane.router.plans import REASONS
+from kvplane.router.remembered import Party, Why
 from kvplane.router.settings import BreakerSettings
 from kvplane.router.suspicions import Cause
 from kvplane.router.target import Lost
@@ -90,6 +91,37 @@ def test_a_missing_side_is_named() -> None:
     assert only(told(fleet)) == ("pool-empty", Stage.POOL, "decode pool", True)
 
 
+def test_a_side_that_nobody_named_is_told_before_the_other_one_serves() -> None:
+    waits = Waiting(replace(PREFILL, model=""), "p1:1 refused the connection")
+    found = told(Fleet(), waiting=[waits])
+    assert sorted((one.rule, one.culprit, one.sentence) for one in found) == [
+        ("connection-refused", "p1", "prefill p1 does not serve yet: p1:1 refused the connection"),
+        ("pool-empty", "decode pool", "no decode worker is named"),
+    ]
+    both = Waiting(replace(PREFILL, role=Role.BOTH), "p1:1 refused the connection")
+    assert [one.rule for one in told(Fleet(), waiting=[both])] == ["connection-refused"]
+
+
+def test_a_unified_worker_that_is_ill_is_in_need_of_nobody_else() -> None:
+    fleet = Fleet()
+    fleet.up(replace(PREFILL, role=Role.BOTH))
+    assert told(fleet) == []
+    for _ in range(3):
+        fleet.mark_health(Pod("p1"), False, 0.0, "GET /health answered 503")
+    assert only(told(fleet)) == ("unhealthy", Stage.AVAILABILITY, "p1", True)
+
+
+def test_that_nobody_could_be_chosen_is_one_thing_with_what_keeps_them() -> None:
+    fleet = plane()
+    for _ in range(3):
+        fleet.mark_health(Pod("d1"), False, 0.0, "GET /health answered 503")
+    refused = meeting(9)
+    refused.error = {"code": "no_decode_available", "message": "no decode worker can be used"}
+    refused.trail = [(Stage.AVAILABILITY, 98.5)]
+    (one,) = found = told(fleet, refused=[refused, refused])
+    assert only(found) == ("unhealthy", Stage.AVAILABILITY, "d1", True) and one.count == 2
+
+
 def test_a_worker_that_is_something_else_explains_the_empty_pool() -> None:
     fleet = Fleet()
     fleet.up(DECODE)
@@ -151,7 +183,7 @@ def test_where_nobody_of_a_side_is_left_that_is_said_first_and_then_each() -> No
     ]
     refused = meeting(9)
     refused.error = {"code": "no_prefill_available", "message": "no prefill worker can be used"}
-    refused.trail = [(Stage.AVAILABILITY, 98.5)]
+    refused.steps = [Stage.AVAILABILITY, 98.5]
     pool, *same = told(fleet, waiting=[never], refused=[refused, refused])
     assert (pool.rule, pool.count, len(same)) == ("pool-down", 2, len(singles)), "said once"
     fleet.up(replace(PREFILL, pod=Pod("p4"), url="http://p4:1"))
@@ -289,12 +321,12 @@ def test_pairs_that_do_not_fit_are_named_with_both_values() -> None:
 
 
 def meeting(number: int = 71, outcome: str = "failed", ended: float | None = 99.0) -> Meeting:
-    triple = {"host": "h", "port": 8998}
     made = Meeting(
-        f"r{number}", 1, "/generate", "tiny", (Room(number),), {"worker": "p1"}, {"worker": "d1"},
-        {}, triple=triple, outcome=outcome, begun=98.0, ended=ended, stopped="no attempts left",
+        f"r{number}", 1, "/generate", "tiny", (Room(number),), Party("p1"), Party("d1"),
+        Why(), directory=("h", 8998), outcome=outcome, begun=98.0, ended=ended,
+        stopped="no attempts left",
     )  # fmt: skip
-    made.trail = [(Stage.POOL, 98.0), (Stage.FIRST_BYTE, 98.5)]
+    made.steps = [Stage.POOL, 98.0, Stage.FIRST_BYTE, 98.5]
     if outcome == "ok":
         made.first_byte, made.stopped = ended, ""
     return made
@@ -303,7 +335,7 @@ def meeting(number: int = 71, outcome: str = "failed", ended: float | None = 99.
 def broken(stage: Stage, detail: str, error: dict[str, Any] | None = None, at: float = 1.0) -> Any:
     made = meeting()
     record = StageRecord(Room(71), stage, "failed", 0.1, detail, "d1", at)
-    made.stages[Room(71)] = [record]
+    made.stages = {Room(71): [record]}
     made.error = error or {"code": "transfer_failed", "message": "m", "stage": stage.value}
     return made
 
@@ -433,7 +465,7 @@ def test_alike_failures_are_one_finding_that_is_over_when_the_same_workers_answe
 
 def test_an_answer_of_workers_with_alike_names_shows_nothing() -> None:
     well = meeting(72, "ok", ended=99.5)
-    well.prefill, well.decode = {"worker": "p10"}, {"worker": "d1"}
+    well.prefill, well.decode = Party("p10"), Party("d1")
     (one,) = said(well, broken(Stage.VERIFY, "checksum mismatch"))
     assert one.blocks
     stale = broken(Stage.CONNECT, "1.2.3.4:5 is gone: Connection refused")
@@ -463,8 +495,8 @@ def test_attempts_that_failed_at_different_workers_are_told_as_one_request_too()
 
 
 def test_a_request_for_which_nobody_was_chosen_is_told_and_blocks_nothing_by_itself() -> None:
-    made = Meeting("r9", 1, "/generate", "tiny", (), None, None, {}, outcome="failed", begun=99.0)
-    made.trail, made.ended = [(Stage.POOL, 99.0), (Stage.AVAILABILITY, 99.0)], 99.0
+    made = Meeting("r9", 1, "/generate", "tiny", (), None, None, None, outcome="failed", begun=99.0)
+    made.steps, made.ended = [Stage.POOL, 99.0, Stage.AVAILABILITY, 99.0], 99.0
     made.error = {"code": "no_decode_available", "message": "no decode worker of 1 can be used"}
     found = told(plane(), refused=[made])
     assert only(found) == ("nobody-chosen", Stage.AVAILABILITY, "decode pool", False)
@@ -474,22 +506,22 @@ def test_a_request_for_which_nobody_was_chosen_is_told_and_blocks_nothing_by_its
 def test_requests_without_tokens_are_counted_until_there_are_some(reason: Any) -> None:
     blind = [meeting(number, "ok") for number in range(3)]
     for one in blind:
-        one.why = {"reason": REASONS[reason], "prompt_tokens": None}
+        one.why = Why(reason=REASONS[reason])
     found = said(*blind)
     assert only(found) == ("no-tokens", Stage.POLICY_INPUT, "tokenizer of the gateway", False)
     assert "3 of 3 requests" in found[0].sentence and "--tokenizer" in found[0].next_step
     seeing = meeting(9, "ok")
-    seeing.why = {"reason": "", "prompt_tokens": 12}
+    seeing.why = Why(prompt_tokens=12)
     assert said(seeing, *blind) == []
 
 
 def test_a_prompt_that_is_no_text_is_nobodys_fault() -> None:
     picture = meeting(1, "ok")
-    picture.why = {"reason": REASONS["multimodal"], "prompt_tokens": None}
+    picture.why = Why(reason=REASONS["multimodal"])
     assert said(picture) == []
 
 
 def test_a_failed_attempt_never_breaks_the_rules_whatever_it_holds() -> None:
-    bare = Meeting("r", 1, "/generate", "", (), None, None, {}, outcome="failed", ended=99.0)
+    bare = Meeting("r", 1, "/generate", "", (), None, None, None, outcome="failed", ended=99.0)
     (one,) = said(bare)
     assert one.sentence and one.culprit == "unknown"

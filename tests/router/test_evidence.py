@@ -11,14 +11,14 @@ from kit.clock import FakeClock
 
 from kvplane.router.errors import GatewayError
 from kvplane.router.evidence import MOST_REFUSED, Ledger, Meeting, stage_records
-from kvplane.router.meeting import Leg, Trail
+from kvplane.router.meeting import Trail
+from kvplane.router.remembered import Leg, Party, Why
 from kvplane.vocabulary import MEETING, Room, Stage, StageRecord
 
 
 def meeting(*rooms: int, request: str = "r", attempt: int = 1) -> Meeting:
     numbers = tuple(map(Room, rooms))
-    sides = {"worker": "p1"}, {"worker": "d1"}
-    return Meeting(request, attempt, "/generate", "tiny", numbers, *sides, {})
+    return Meeting(request, attempt, "/generate", "tiny", numbers, Party("p1"), Party("d1"), Why())
 
 
 def record(room: int, stage: Stage, outcome: str = "ok", by: str = "d1") -> StageRecord:
@@ -59,7 +59,7 @@ def test_the_gateways_own_stages_follow_one_another_and_add_up_to_the_whole() ->
     began = clock.wall()
     one = ledger.open(meeting(1), walked(clock))
     clock.advance(5)
-    ledger.first_byte(one)
+    one.began(clock.now())
     clock.advance(6)
     ledger.close(one, "ok")
     found = shown(ledger, 1)
@@ -125,7 +125,7 @@ def test_what_can_be_seen_of_both_legs_is_shown_whoever_made_the_engines() -> No
     one = ledger.open(meeting(1))
     clock.advance(2)
     one.prefill_ended = clock.now()
-    one.legs = {"prefill": Leg(200, 17, True), "decode": Leg(0, 0, False, "no connection")}
+    one.prefill_leg, one.decode_leg = Leg(200, 17, True), Leg(0, 0, False, "no connection")
     legs = shown(ledger, 1)["legs"]
     assert legs["prefill"] == {
         "status": 200, "bytes": 17, "complete": True, "error": None, "end_s": 2,
@@ -158,7 +158,7 @@ def refusal(ledger: Ledger, clock: FakeClock, name: str, error: GatewayError) ->
     trail = Trail(clock.now)
     trail.begin(Stage.POLICY_INPUT)
     trail.begin(Stage.POOL)
-    bare = Meeting(name, 1, "/generate", "tiny", (), None, None, {})
+    bare = Meeting(name, 1, "/generate", "tiny", (), None, None, None)
     ledger.refuse(bare, trail, error)
 
 

@@ -13,13 +13,14 @@ from kit.wait import until
 from kvplane.index import Lasting, StoreDown
 from kvplane.router.evidence import Ledger, Meeting
 from kvplane.router.evidence_shared import MOST_BYTES, MOST_WAITING, SharedEvidence
+from kvplane.router.remembered import Party, Why
 from kvplane.runtime import running
 from kvplane.vocabulary import Room, Stage, StageRecord
 
 
 def meeting(number: int, request: str = "r") -> Meeting:
-    sides = {"worker": "p1"}, {"worker": "d1"}
-    return Meeting(request, 1, "/generate", "tiny", (Room(number),), *sides, {})
+    pair = Party("p1"), Party("d1")
+    return Meeting(request, 1, "/generate", "tiny", (Room(number),), *pair, Why())
 
 
 class Board:

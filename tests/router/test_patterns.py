@@ -11,6 +11,7 @@ from kvplane.router.findings import Finding
 from kvplane.router.meeting import Meeting
 from kvplane.router.patterns import LEFT, STUCK
 from kvplane.router.patterns import patterns as every
+from kvplane.router.remembered import Party, Why
 from kvplane.vocabulary import Room, Stage
 
 NOW = 1000.0
@@ -25,8 +26,8 @@ def attempt(
     **more: Any,
 ) -> Meeting:
     made = Meeting(
-        f"r{number}", 1, "/generate", "tiny", (Room(number),), {"worker": prefill},
-        {"worker": decode}, {}, outcome=outcome, begun=begun,
+        f"r{number}", 1, "/generate", "tiny", (Room(number),), Party(prefill),
+        Party(decode), Why(), outcome=outcome, begun=begun,
     )  # fmt: skip
     for name, value in more.items():
         setattr(made, name, value)

@@ -16,6 +16,7 @@ from opentelemetry.trace import StatusCode
 from kvplane.router import spans as module
 from kvplane.router.evidence import Ledger, Meeting
 from kvplane.router.meeting import Trail
+from kvplane.router.remembered import Party, Why
 from kvplane.router.spans import MOST_WAITING, NoSpans, Spans
 from kvplane.vocabulary import Room, Stage, StageRecord
 
@@ -28,8 +29,7 @@ def made(ledger: Ledger, clock: FakeClock, outcome: str = "ok", trace: str = TRA
         trail.begin(stage)
         clock.advance(1)
     trail.begin(Stage.FIRST_BYTE)
-    sides = {"worker": "p1"}, {"worker": "d1"}
-    one = Meeting("r", 1, "/generate", "tiny", (Room(7),), *sides, {})
+    one = Meeting("r", 1, "/generate", "tiny", (Room(7),), Party("p1"), Party("d1"), Why())
     one.traceparent = f"00-{trace}-00f067aa0ba902b7-01" if trace else ""
     ledger.open(one, trail)
     clock.advance(2)

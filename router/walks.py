@@ -1,0 +1,59 @@
+"""Walks: how long attempts were in each of the gateway's own stages, as a histogram.
+
+Edge: hears from the ledger of every attempt that is over, and counts many at once; before a scrape
+those that wait. Open it to change when or how stages are counted. Nothing is lost: whoever waits
+here is counted at the next scrape.
+
+    begun    1.0  1.1  1.1  1.4   ended 1.9        one row of each walk and outcome
+             1.5  1.6  1.6  1.8         2.4        a column less the one before: seconds
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from kvplane.vocabulary import Stage
+
+from .meeting import ENDS, Meeting
+from .tallies import Spreads
+
+MOST_WAITING = 256  # attempts; to count them is half a millisecond in which nobody is served
+MOST_KINDS = 1000  # of walks that are kept once for all; most gateways see four
+
+Kind = tuple[tuple[Stage, ...], str]  # a walk, and the outcome of its last stage
+
+
+class Walks:
+    """Attempts that are over, on their way into a histogram of stage and outcome."""
+
+    def __init__(self, spreads: Spreads) -> None:
+        self._spreads = spreads
+        self._waiting: list[Meeting] = []
+        self._known: dict[tuple[Stage, ...], tuple[Stage, ...]] = {}
+        spreads.on_show = self.fold
+
+    def ended(self, meeting: Meeting) -> None:
+        """It is over."""
+        self._waiting.append(meeting)
+        if len(self._waiting) >= MOST_WAITING:
+            self.fold()
+
+    def fold(self) -> None:
+        """Count those that wait."""
+        waiting, rows = self._waiting[:], dict[Kind, list[tuple[float, ...]]]()
+        del self._waiting[: len(waiting)]
+        if len(self._known) > MOST_KINDS:
+            self._known.clear()
+        for meeting in waiting:
+            walk = meeting.press()
+            walk = meeting.walk = self._known.setdefault(walk, walk)
+            kind = walk, ENDS.get(meeting.outcome, "failed")
+            rows.setdefault(kind, []).append((*meeting.steps, meeting.ended or meeting.begun))
+        for (walk, outcome), times in rows.items():
+            self._count(walk, outcome, list(zip(*times, strict=True)))
+
+    def _count(self, walk: Sequence[Stage], outcome: str, columns: list[tuple[float, ...]]) -> None:
+        for at, stage in enumerate(walk):
+            took = [b - a for a, b in zip(columns[at], columns[at + 1], strict=True)]
+            ended = outcome if at == len(walk) - 1 else "ok"
+            self._spreads.of[stage, ended].observe_all(took)
