@@ -26,7 +26,6 @@ log = logging.getLogger(__name__)
 Headers = Sequence[tuple[bytes, bytes]]
 EXTENSION = "kvplane.cycle"
 BARE = (204, 304)  # statuses without a body, nor any framing
-THEIRS = (b"connection", b"transfer-encoding")  # headers that say how the answer ends
 JOINED = 64 * 1024  # head and body up to this are one piece; beyond it a copy costs more
 BROKEN = [
     (b"content-type", b"text/plain; charset=utf-8"),
@@ -93,12 +92,15 @@ class Cycle:
         """A part of the body."""
         self._parts.append(data)
         self.size += len(data)
-        self._wake()
+        self._news = True
+        if self._waiter is not None:
+            self._wake()
 
     def ended(self) -> None:
         """The body is whole."""
-        self.more_body = False
-        self._wake()
+        self.more_body, self._news = False, True
+        if self._waiter is not None:
+            self._wake()
 
     def lost(self) -> None:
         """The client left; the app hears of it once, where its answer is not over."""
@@ -198,27 +200,24 @@ class Cycle:
 
     def _begin(self, status: int, headers: Headers) -> bytes:
         """The head. Raises RuntimeError for what would split the answer."""
-        parts, length, chunked = [STATUS_LINE[status]], -1, False
-        for name, value in (*self._line.usual_headers(), *headers):
-            if name == b"content-length":
-                length = int(value)
-            elif name in THEIRS:
-                chunked |= name == b"transfer-encoding"
-                self.keep_alive &= name != b"connection" or b"close" not in value.lower()
-                if name == b"connection":
-                    continue  # said below
-            parts.append(b"%b: %b\r\n" % (name, value))
+        lines = [*self._line.usual_headers(), *headers]
+        told = dict(lines)
+        if (close := told.get(b"connection")) is not None:
+            self.keep_alive &= b"close" not in close.lower()
+            lines = [pair for pair in lines if pair[0] != b"connection"]  # said below
+        length, chunked = told.get(b"content-length"), b"transfer-encoding" in told
         bare = status in BARE or self.scope["method"] == "HEAD"
-        if length < 0 and not chunked and not bare:
+        if length is None and not chunked and not bare:
             chunked = True
-            parts.append(b"transfer-encoding: chunked\r\n")
+            lines.append((b"transfer-encoding", b"chunked"))
         if not self.keep_alive:
-            parts.append(b"connection: close\r\n")
-        head = b"".join(parts)
-        if head.count(b"\n") != len(parts) or head.count(b"\r") != len(parts) or b"\0" in head:
+            lines.append((b"connection", b"close"))
+        head = STATUS_LINE[status] + b"".join([b"%b: %b\r\n" % pair for pair in lines])
+        breaks = len(lines) + 1
+        if head.count(b"\n") != breaks or head.count(b"\r") != breaks or b"\0" in head:
             raise RuntimeError("a header holds a byte that would split the answer")
         self.response_started, self._awaits_100, self._bare = True, False, bare
-        self._chunked, self._left_bytes = chunked and not bare, max(0, length)
+        self._chunked, self._left_bytes = chunked and not bare, int(length or 0)
         return head + b"\r\n"
 
     def _framed(self, data: bytes, more: bool) -> bytes:
@@ -236,7 +235,8 @@ class Cycle:
     def _complete(self) -> None:
         self.response_complete = True
         self._leave = None
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
         self._line.writer.flush()  # nothing follows that it could wait for
         if not self.keep_alive:
             self._line.writer.close()

@@ -32,11 +32,7 @@ class Writer:
         self._held: list[bytes] = []
         self._size = 0
         self._end: asyncio.TimerHandle | None = None
-
-    @property
-    def deaf(self) -> bool:
-        """Is everything that still comes thrown away?"""
-        return self._end is not None
+        self.deaf = False  # is everything that still comes thrown away?
 
     def write(self, data: bytes) -> None:
         """Soon, with what follows; at once where it is much; never after the last word."""
@@ -70,7 +66,7 @@ class Writer:
         with contextlib.suppress(RuntimeError, OSError):  # it is gone already
             self._inner.write_eof()
             self._inner.resume_reading()
-        self._end = self._loop.call_later(LINGER_S, self._inner.close)
+        self._end, self.deaf = self._loop.call_later(LINGER_S, self._inner.close), True
 
     def ended(self) -> None:
         """The connection is lost: nobody is waited for."""
