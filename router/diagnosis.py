@@ -98,14 +98,22 @@ def _last(meeting: Meeting, now: float) -> float:
 
 
 def _followed(standing: Sequence[Finding], happened: Sequence[Finding]) -> Iterable[Finding]:
-    """Whatever failed at a worker that is dead or ill is one thing with that."""
-    down = {one.culprit for one in standing if one.rule in DOWN}
+    """Whatever failed at a worker that is dead or ill is one thing with that; that nobody could be
+    chosen is one with the first thing that keeps them from it."""
+    first = next((one for one in ordered(standing) if one.blocks), None)
+    told: set[int] = set()
     for one in standing:
-        same = [other for other in happened if one.rule in DOWN and other.culprit == one.culprit]
+        same = [
+            other
+            for other in happened
+            if (one.rule in DOWN and other.culprit == one.culprit)
+            or (one is first and other.rule == "nobody-chosen")
+        ]
+        told.update(map(id, same))
         rooms = tuple(room for other in same for room in other.rooms)
         count = sum(other.count for other in same) or one.count
         yield replace(one, rooms=rooms, count=count) if same else one
-    yield from (one for one in happened if one.culprit not in down)
+    yield from (one for one in happened if id(one) not in told)
 
 
 def _once(found: Iterable[Finding]) -> list[Finding]:

@@ -30,13 +30,16 @@ def plane(
     meant = {up.role for up in declared.values()}
     if not fleet.pods() and not waiting:
         yield _empty("no worker is named", "plane", STAGES[Stage.POOL][1])
-    for model in sorted({up.model for up in fleet.pods()}):
+    found = {up.model for up in fleet.pods()} or {one.declared.model for one in waiting}
+    for model in sorted(found):
         if fleet.selectable(Role.BOTH, model):
             continue
         for side in (Role.PREFILL, Role.DECODE):
             if side not in meant and not _any(fleet, waiting, side, model):
-                step = f"start a {side} of model {model!r}, or name one with --{side}"
-                yield _empty(f"model {model!r}: no {side} worker is named", f"{side} pool", step)
+                of = f" of model {model!r}" if model else ""
+                step = f"start a {side}{of}, or name one with --{side}"
+                said = f"{of[4:]}: no" if model else "no"
+                yield _empty(f"{said} {side} worker is named", f"{side} pool", step)
             yield from _all_gone(fleet, waiting, side, model)
         yield from _misfits(fleet, model, compatible)
 
@@ -61,9 +64,13 @@ def _empty(sentence: str, culprit: str, step: str) -> Finding:
     return Finding("plane", True, sentence, culprit, step, Stage.POOL, "pool-empty")
 
 
-def _any(fleet: Fleet, waiting: Sequence[Waited], role: Role, model: str) -> bool:
-    here = (target.serves(model) for target in fleet.targets(role))
-    return any(here) or bool(_coming(waiting, role, model))
+def _any(fleet: Fleet, waiting: Sequence[Waited], side: Role, model: str) -> bool:
+    """Is there somebody who could, well or not? A unified worker is in need of nobody else."""
+    return any(
+        any(target.serves(model) for target in fleet.targets(role))
+        or bool(_coming(waiting, role, model))
+        for role in (side, Role.BOTH)
+    )
 
 
 def _coming(waiting: Sequence[Waited], role: Role, model: str) -> list[Waited]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from kit.ports import free_port
 
+from kvplane import doctor as module
 from kvplane import doctor_visit
 from kvplane.doctor import doctor, which
 from kvplane.settings import Settings, parser, resolve
@@ -24,11 +25,12 @@ ASK = "to visit engines with real requests: kvplane doctor --prefill URL [PORT] 
     [
         ([], {}, f"asking the gateway at http://127.0.0.1:8000; {ASK}"),
         (["--url", "http://g:1"], NAMED, f"asking the gateway at http://g:1; {ASK}"),
-        ([], NAMED, f"visiting the one worker that is named (flags or kvplane.toml), {VISIT}"),
+        ([], NAMED, f"asking the gateway at http://127.0.0.1:8000; {ASK}"),
+        (["--prefill", "http://p:1"], NAMED, f"visiting the one worker that flags name, {VISIT}"),
         (
             ["--prefill", "http://p:1", "--decode", "http://d:1"],
             {},
-            f"visiting the 2 workers that are named (flags or kvplane.toml), {VISIT}",
+            f"visiting the 2 workers that flags name, {VISIT}",
         ),
     ],
 )
@@ -48,8 +50,36 @@ async def test_it_is_said_before_any_engine_is_asked(
         return 0
 
     monkeypatch.setattr(doctor_visit, "visit", visit)
-    settings = told(file=NAMED)
+    settings = told("--prefill", "http://p:1")
     assert await doctor(settings) == 0 and before == [which(settings) + "\n"]
+
+
+async def test_beside_a_file_that_names_workers_a_gateway_is_asked_and_they_are_visited_without_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    visited: list[Settings] = []
+
+    async def visit(settings: Settings) -> int:
+        visited.append(settings)
+        return 7
+
+    asked: list[str] = []
+
+    async def examine(url: str, headers: object) -> int:
+        asked.append(url)
+        return 0
+
+    monkeypatch.setattr(doctor_visit, "visit", visit)
+    monkeypatch.setattr(module, "USUAL_URL", f"http://127.0.0.1:{free_port()}")
+    settings = told(file=NAMED)
+    assert await doctor(settings) == 7 and visited == [settings]
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("asking the gateway at http://127.0.0.1:")
+    assert (
+        second == f"nobody answers there: visiting the one worker that kvplane.toml names, {VISIT}"
+    )
+    monkeypatch.setattr(module, "examine", examine)
+    assert await doctor(settings) == 0 and asked == [module.USUAL_URL] and visited == [settings]
 
 
 async def test_it_is_said_first_where_no_gateway_answers(

@@ -3,8 +3,10 @@
 Door. Asks a running gateway for GET /diagnosis, or, where engines are named, goes to look for
 itself (doctor_visit.py). Used by wiring.py. Open it to change what a person reads there.
 
-    kvplane doctor [--url URL]                      a gateway that runs
+    kvplane doctor --url URL                             a gateway that runs
     kvplane doctor --prefill URL [PORT] --decode URL     engines, without any gateway
+    kvplane doctor                                       the usual gateway; where nobody answers
+                                                         there, the workers of kvplane.toml
 """
 
 from __future__ import annotations
@@ -26,9 +28,7 @@ async def doctor(told: Settings) -> int:
     """The whole command."""
     terminal.say(which(told))
     if _visits(told):
-        from kvplane.doctor_visit import visit  # a whole gateway: only who needs it waits for it
-
-        return await visit(told)
+        return await _visit(told)
     url = told["url"] or USUAL_URL
     try:
         return await examine(url, bearer(told["admin_key"]))
@@ -36,6 +36,9 @@ async def doctor(told: Settings) -> int:
         terminal.complain(f"{url}: {error}")
         return 1
     except (aiohttp.ClientError, TimeoutError) as error:
+        if told["url"] is None and told.workers:
+            terminal.say(f"nobody answers there: {visiting(told)}")
+            return await _visit(told)
         terminal.complain(terminal.unreachable(url, error))
         terminal.say("BLOCKS   worker-pool       gateway")
         terminal.say(f"         nobody answers at {url}")
@@ -43,23 +46,35 @@ async def doctor(told: Settings) -> int:
         return 1
 
 
+async def _visit(told: Settings) -> int:
+    from kvplane.doctor_visit import visit  # a whole gateway: only who needs it waits for it
+
+    return await visit(told)
+
+
 def _visits(told: Settings) -> bool:
-    """Named workers, by flags or in kvplane.toml, and no gateway beside them."""
-    return told["url"] is None and bool(told.workers)
+    """Workers named by flags, and no gateway beside them."""
+    return told["url"] is None and told.by_flags
 
 
 def which(told: Settings) -> str:
     """Which of the two this is, and how to do the other: requests cost engines something."""
     if _visits(told):
-        count = len(told.workers)
-        named = f"the {count} workers that are" if count > 1 else "the one worker that is"
-        return (
-            f"visiting {named} named (flags or kvplane.toml), with real requests; "
-            "to ask a gateway that runs: kvplane doctor --url URL"
-        )
+        return visiting(told)
     return (
         f"asking the gateway at {told['url'] or USUAL_URL}; to visit engines with real requests: "
         "kvplane doctor --prefill URL [PORT] --decode URL"
+    )
+
+
+def visiting(told: Settings) -> str:
+    """Whom, and who named them."""
+    count = len(told.workers)
+    named = f"the {count} workers" if count > 1 else "the one worker"
+    by = "that flags name" if told.by_flags else "that kvplane.toml names"
+    return (
+        f"visiting {named} {by}, with real requests; "
+        "to ask a gateway that runs: kvplane doctor --url URL"
     )
 
 

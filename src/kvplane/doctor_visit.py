@@ -51,7 +51,8 @@ async def visit(told: Settings) -> int:
             await _try(session, number + 1)
         found = await ask(session, url)
     terminal.say("")
-    for line in lines(found, f"{len(told.workers)} workers"):
+    count = len(told.workers)
+    for line in lines(found, f"{count} workers" if count > 1 else "1 worker"):
         terminal.say(line)
     return 1 if found["blocked"] else 0
 

@@ -139,7 +139,7 @@ EVIDENCE = Key(
     "with --redis: how long any gateway can tell of a room; 0 = only the one that had it",
 )
 DOCTOR_KEYS = (
-    Key("url", http_url, None, "a gateway; without it and without workers http://127.0.0.1:8000"),
+    Key("url", http_url, None, "a gateway; http://127.0.0.1:8000 where flags name no workers"),
     Key("admin_key", text, "", "the gateway's admin key, where it has one"),
     Key("api_key", text, "", "the engines' key, where they have one"),
     TOKENIZER,

@@ -46,6 +46,7 @@ class Settings:
     values: Mapping[str, Any]
     workers: tuple[WorkerUp, ...] = ()
     keys: tuple[ApiKey, ...] = ()
+    by_flags: bool = False  # the workers; else the file names them
 
     def __getitem__(self, key: str) -> Any:
         return self.values[key]
@@ -170,9 +171,10 @@ def resolve(
     values = {key.name: _value(key, flags, environ, section, file) for key in command.keys}
     for key in command.positional:
         values[key.name] = _checked(key, "argument", flags[key.name])
-    workers = flags.get("workers") or _from_file(file.get("workers", []))
+    by_flags = bool(flags.get("workers"))
+    workers = flags["workers"] if by_flags else _from_file(file.get("workers", []))
     _no_twins(workers)
-    return Settings(name, values, tuple(workers), _keys(file.get("keys", [])))
+    return Settings(name, values, tuple(workers), _keys(file.get("keys", [])), by_flags)
 
 
 def _keys(tables: object) -> tuple[ApiKey, ...]:

@@ -91,37 +91,6 @@ def test_a_missing_side_is_named() -> None:
     assert only(told(fleet)) == ("pool-empty", Stage.POOL, "decode pool", True)
 
 
-def test_a_side_that_nobody_named_is_told_before_the_other_one_serves() -> None:
-    waits = Waiting(replace(PREFILL, model=""), "p1:1 refused the connection")
-    found = told(Fleet(), waiting=[waits])
-    assert sorted((one.rule, one.culprit, one.sentence) for one in found) == [
-        ("connection-refused", "p1", "prefill p1 does not serve yet: p1:1 refused the connection"),
-        ("pool-empty", "decode pool", "no decode worker is named"),
-    ]
-    both = Waiting(replace(PREFILL, role=Role.BOTH), "p1:1 refused the connection")
-    assert [one.rule for one in told(Fleet(), waiting=[both])] == ["connection-refused"]
-
-
-def test_a_unified_worker_that_is_ill_is_in_need_of_nobody_else() -> None:
-    fleet = Fleet()
-    fleet.up(replace(PREFILL, role=Role.BOTH))
-    assert told(fleet) == []
-    for _ in range(3):
-        fleet.mark_health(Pod("p1"), False, 0.0, "GET /health answered 503")
-    assert only(told(fleet)) == ("unhealthy", Stage.AVAILABILITY, "p1", True)
-
-
-def test_that_nobody_could_be_chosen_is_one_thing_with_what_keeps_them() -> None:
-    fleet = plane()
-    for _ in range(3):
-        fleet.mark_health(Pod("d1"), False, 0.0, "GET /health answered 503")
-    refused = meeting(9)
-    refused.error = {"code": "no_decode_available", "message": "no decode worker can be used"}
-    refused.trail = [(Stage.AVAILABILITY, 98.5)]
-    (one,) = found = told(fleet, refused=[refused, refused])
-    assert only(found) == ("unhealthy", Stage.AVAILABILITY, "d1", True) and one.count == 2
-
-
 def test_a_worker_that_is_something_else_explains_the_empty_pool() -> None:
     fleet = Fleet()
     fleet.up(DECODE)
