@@ -109,6 +109,31 @@ def test_its_limits_of_time_are_those_of_the_command_line() -> None:
     assert f"{legs.connect_s:g} s to connect" in table and f"{legs.idle_s:g} s between" in table
 
 
+def figures(text: str) -> dict[str, list[str]]:
+    """Benchmark -> its rows; one without a name belongs to the row above."""
+    found: dict[str, list[str]] = {}
+    (table,) = re.findall(r"^\| `make bench ARGS=` \|.*\n(?:\|.*\n)+", text, re.M)
+    named = ""
+    for row in table.splitlines()[2:]:
+        first, _, rest = row.strip("| ").partition("|") if row.startswith("| `") else ("", "", row)
+        named = first.strip(" `") or named
+        found.setdefault(named, []).append(rest)
+    return found
+
+
+def test_every_figure_beside_the_peers_is_one_of_the_readme_and_of_a_benchmark() -> None:
+    ours = figures((ROOT / "README.md").read_text())
+    named = re.findall(r'^    "([a-z0-9-]+)": ', (ROOT / "bench" / "__main__.py").read_text(), re.M)
+    assert set(ours) <= set(named)
+    told = figures(DOCS["comparison.md"].read_text())
+    assert sum(map(len, told.values())) == 5
+    for name, rows in told.items():
+        known = set(re.findall(r"[\d.]+", " ".join(ours[name])))
+        for row in rows:
+            *_, value, beside = (cell.strip() for cell in row.strip("| ").split("|"))
+            assert {value.split()[0], beside} <= known, row
+
+
 # On a running plane ------------------------------------------------------------------------------
 
 
