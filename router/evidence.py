@@ -55,9 +55,11 @@ class Ledger:
         """Rooms whose meeting is not over."""
         return sum(len(m.rooms) for m in self._ring if m.outcome == "open")
 
-    def open(self, meeting: Meeting, trail: Trail | None = None) -> Meeting:
+    def open(
+        self, meeting: Meeting, trail: Trail | None = None, now: float | None = None
+    ) -> Meeting:
         """A meeting begins, or began with its trail; the oldest that are over make place."""
-        self._begin(meeting, trail)
+        self._begin(meeting, trail, self._clock.now() if now is None else now)
         self._ring.append(meeting)
         self._weight += len(meeting.rooms) or 1
         for room in meeting.rooms:
@@ -71,7 +73,7 @@ class Ledger:
         at = Stage(error.stage) if error.stage is not None else error.at
         if at is not None and trail.steps and trail.steps[-2] is not at:
             trail.begin(at)
-        self._begin(meeting, trail)
+        self._begin(meeting, trail, self._clock.now())
         meeting.attempt = len(self._of(meeting.request_id))
         self._refused.append(meeting)
         while len(self._refused) > MOST_REFUSED:
@@ -79,8 +81,8 @@ class Ledger:
         outcome = "rejected" if error.status < 500 else "failed"
         self.close(meeting, outcome, error.shape()["error"])
 
-    def _begin(self, meeting: Meeting, trail: Trail | None) -> None:
-        now = meeting.begun = self._clock.now()
+    def _begin(self, meeting: Meeting, trail: Trail | None, now: float) -> None:
+        meeting.begun = now
         if trail is not None and trail.steps:
             meeting.steps, meeting.begun = trail.steps, trail.steps[1]
         meeting.opened_at = self._clock.wall() - (now - meeting.begun)

@@ -85,8 +85,6 @@ class Gateway:
         )
         self._prompts, self._follower, self._chance = prompts, follower, chance
         self._budget = Budget(self.settings.retry)
-        self._most_wait_s = self.settings.retry.most_wait_s
-        self._tokenise_s, self._choose_s = metrics.tokenise_s.labels(), metrics.choose_s.labels()
         away_s = follower.down_s if follower is not None else lambda: 0.0
         drift, booked = self.settings.drift, self._book_compared
         self.loop = ClosedLoop(view, fleet, self.clock, drift, booked, away_s, self._blind)
@@ -117,15 +115,15 @@ class Gateway:
     async def handle(self, ask: Ask, client: Client) -> None:
         """Answer one request. Raises GatewayError while nothing of an answer has left; ClientGone
         and BrokenBody where nobody is left to be told."""
-        trail = Trail(self.clock.now)
+        settings, trail = self.settings, Trail(self.clock.now)
         prompt = await self._tokens(ask, trail)
         now = self.clock.now()
-        deadline, most_wait_s = now + self.settings.request_timeout_s, self._most_wait_s
+        deadline = now + settings.request_timeout_s
         guilty: tuple[Worker, ...] = ()
         before: GatewayError | None = None
         self._budget.earn()
-        for number in range(1, self.settings.retry.retries + 2):
-            until = min(deadline, now + most_wait_s)
+        for number in range(1, settings.retry.retries + 2):
+            until = min(deadline, now + settings.retry.most_wait_s)
             choice = self._choose(ask, prompt, guilty, before, trail, until)
             while isinstance(choice, float):
                 await pause(choice, client)
@@ -158,12 +156,10 @@ class Gateway:
         model, most = self.fleet.asked_for(ask.model)
         long = len(ask.raw) > LONG_BYTES
         chars = most * facts.CHARS_PER_TOKEN
-        prompt = self._prompts.look(ask.path, ask.body, model, chars, long)
-        if not isinstance(prompt, Prompt):
-            prompt = await prompt
+        prompt = await self._prompts.tokenise(ask.path, ask.body, model, chars, long)
         if most:
             facts.check_length(ask, prompt, most)  # before anybody hashes it
-        self._tokenise_s.observe(self.clock.now() - begun)
+        self.metrics.tokenise_s.observe(self.clock.now() - begun)
         return prompt
 
     def _choose(
@@ -190,7 +186,7 @@ class Gateway:
             raise before or error from None
         if most := facts.pair_tokens(choice):
             facts.check_length(ask, prompt, most)
-        self._choose_s.observe(self.clock.now() - begun)
+        self.metrics.choose_s.observe(self.clock.now() - begun)
         self._count(choice, prompt, before is None)
         return choice
 

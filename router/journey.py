@@ -68,15 +68,15 @@ class Journey:
         """Mint rooms, open the meeting, take places and load; no await since the choice."""
         self.means, self.ask, self.choice = means, ask, choice
         self.bindings = bindings = bind(ask, choice)
-        self.meeting = means.ledger.open(facts.meeting(ask, choice, bindings, number), trail)
+        now = means.now()
+        trail.steps += (Stage.FIRST_BYTE, now)
+        self.meeting = means.ledger.open(facts.meeting(ask, choice, bindings, number), trail, now)
         self.account = account = Account(means.fleet, means.breakers)
         self.sent: Sent | None = None
         kept, computed = facts.loads(ask, choice)
-        now = means.now()
         account.take(Side.DECODE, choice.decode, kept, now)  # also a unified worker
         if choice.prefill is not None:
             account.take(Side.PREFILL, choice.prefill, computed, now)
-        trail.steps += (Stage.FIRST_BYTE, now)
 
     @property
     def headers(self) -> facts.HeaderList:

@@ -132,11 +132,11 @@ class Spreads(_Family[Spread]):
         self._texts = [*map(floatToGoString, bounds), "+Inf"]
         super().__init__(name, text, names, lambda: Spread(tuple(bounds)))
         self.on_show: Callable[[], None] = _nothing  # called before it is read
+        bare = self.bare
+        self.observe: Callable[[float], None] = bare.observe if bare else self._labelled
 
-    def observe(self, value: float) -> None:
-        """Of a histogram without labels."""
-        assert self.bare is not None, f"{self._name} has labels"
-        self.bare.observe(value)
+    def _labelled(self, _: float) -> None:
+        raise AssertionError(f"{self._name} has labels")
 
     def collect(self) -> Iterator[Metric]:
         self.on_show()

@@ -30,7 +30,9 @@ BODY = body()
 class Forgetful(Ledger):
     """Remembers nothing."""
 
-    def open(self, meeting: Meeting, trail: Trail | None = None) -> Meeting:
+    def open(
+        self, meeting: Meeting, trail: Trail | None = None, now: float | None = None
+    ) -> Meeting:
         return meeting
 
     def close(self, meeting: Meeting, outcome: str, error: dict[str, Any] | None = None) -> None:

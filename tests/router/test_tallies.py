@@ -73,3 +73,29 @@ def test_wrong_labels_a_second_name_and_less_are_refused() -> None:
         things.labels("a").inc(-1)
     with pytest.raises(AssertionError, match="labels"):
         things.inc()
+
+
+def test_many_values_at_once_fall_where_each_alone_would() -> None:
+    values = [0.0, 0.001, 0.0011, 0.5, 0.7, 1, 2.5, 2.6, 9, 0.001, -1.0]
+    at_once, alone = CollectorRegistry(), CollectorRegistry()
+    spreads(at_once, "k_seconds", "How long.", GRAIN, "what").labels("x").observe_all(values)
+    one = spreads(alone, "k_seconds", "How long.", GRAIN, "what").labels("x")
+    for value in sorted(values):  # a sum depends on the order
+        one.observe(value)
+    assert generate_latest(at_once) == generate_latest(alone)
+
+
+def test_what_is_moved_by_its_labels_is_what_is_moved_by_their_words() -> None:
+    registry = CollectorRegistry()
+    things = counts(registry, "k_things_total", "Things.", "side", "status")
+    things.of[Side.LEFT, 200].value += 1
+    things.labels("left", "200").inc()
+    things.of["left", "200"].value += 1
+    assert registry.get_sample_value("k_things_total", {"side": "left", "status": "200"}) == 3
+    with pytest.raises(ValueError, match="k_things_total"):
+        things.of["left"]  # type: ignore[index]
+
+
+def test_a_histogram_with_labels_is_not_moved_without() -> None:
+    with pytest.raises(AssertionError, match="labels"):
+        spreads(CollectorRegistry(), "k_seconds", "How long.", GRAIN, "what").observe(1)
