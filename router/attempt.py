@@ -160,7 +160,7 @@ class Attempt:
 
 def is_stream(leg: Exchange) -> bool:
     """Is the answer server-sent events?"""
-    return leg.header(b"content-type").startswith(b"text/event-stream")
+    return leg.stream
 
 
 def _fine(leg: Exchange) -> bool:

@@ -23,7 +23,6 @@ from .blame import LegFailed, Side, engine_refused
 from .errors import GatewayError
 from .legs_errors import TimedOut
 from .legs_exchange import Bell, Exchange
-from .legs_wire import passed_back
 from .logprobs import MOST_BYTES
 
 MOST_ERROR_BYTES = 1024 * 1024  # of an engine's error body
@@ -149,7 +148,7 @@ async def _start(
     """The head leaves; where the body is edited its length is ours to tell."""
     attempt.started = True
     attempt.on_start()
-    theirs = passed_back(attempt.decode.headers, is_stream(attempt.decode))
+    theirs = attempt.decode.passed_back()
     if attempt.merge is not None:
         theirs = [(name, value) for name, value in theirs if name != b"content-length"]
     if length is not None:

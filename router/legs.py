@@ -23,6 +23,7 @@ from .credentials import Credentials
 from .legs_connection import Connection
 from .legs_errors import LegError, PoolFull, Refused, TlsFailed
 from .legs_exchange import Bell, Exchange
+from .legs_heads import Heads
 from .legs_settings import LegSettings
 from .legs_wire import Headers, Origin, request_head
 
@@ -69,9 +70,10 @@ class Legs:
         self.credentials = credentials if credentials is not None else Credentials()
         self._settings = settings or LegSettings()
         self._clock = clock or SystemClock()
+        self._now, self._heads = self._clock.now, Heads()
         self._tls = tls  # made once; CA and client certificate are the caller's
         self._engines: dict[Origin, _Engine] = {}
-        self._home: dict[Connection, tuple[Origin, _Engine]] = {}
+        self._home: dict[Connection, tuple[Origin, _Engine]] = {}  # of each open connection
         self._live: dict[Exchange, asyncio.Task[None] | None] = {}  # with its connect, if any
         self._sweeper: asyncio.Task[None] | None = None
 
@@ -123,24 +125,32 @@ class Legs:
         """
         if self.credentials:
             headers = self.credentials.signed(origin, headers)
-        head = request_head(method, origin, target, headers, len(body))
-        exchange = Exchange(origin, head, body, self._settings, bell or Bell())
-        exchange.on_over, exchange.patient = self._ended, patient
-        exchange.begin(self._clock.now())
+        head, now = request_head(method, origin, target, headers, len(body)), self._now()
+        exchange = Exchange(
+            origin, head, body, self._settings, bell or Bell(), self._ended, patient, now, now, now
+        )
         self._live[exchange] = None
         engine = self._engines.get(origin)
         if engine is None:
             engine = self._engines[origin] = _Engine()
-        if (connection := self._take(engine)) is not None:
-            connection.send(exchange)
-        elif engine.open < self._settings.connections:
+        while engine.idle:
+            connection = engine.idle.pop()  # the newest
+            if connection.usable(now):
+                connection.send(exchange, now)
+                return exchange
+            connection.abort()
+        self._want(origin, engine, exchange)
+        return exchange
+
+    def _want(self, origin: Origin, engine: _Engine, exchange: Exchange) -> None:
+        """None idles: a new one is made, or waited for."""
+        if engine.open < self._settings.connections:
             self._dial(origin, engine, exchange)
         elif len(engine.waiters) < self._settings.waiters:
             exchange.waits = True
             engine.waiters.append(exchange)
         else:
             exchange.fail(PoolFull, f"{engine.open} connections busy, {len(engine.waiters)} wait")
-        return exchange
 
     def forget(self, origin: Origin) -> None:
         """The engine left the fleet: close what idles; legs under way end by themselves."""
@@ -156,22 +166,13 @@ class Legs:
         for origin in self._engines.keys() - origins:
             self.forget(origin)
 
-    def _take(self, engine: _Engine) -> Connection | None:
-        """Newest idle connection that may still be used; the others are closed on the way."""
-        while engine.idle:
-            connection = engine.idle.pop()
-            if connection.usable:
-                return connection
-            connection.abort()
-        return None
-
     def _dial(self, origin: Origin, engine: _Engine, exchange: Exchange) -> None:
         engine.open += 1
-        exchange.dialled(self._clock.now())
+        exchange.dialled(self._now())
         self._live[exchange] = asyncio.create_task(self._connect(origin, engine, exchange))
 
     async def _connect(self, origin: Origin, engine: _Engine, exchange: Exchange) -> None:
-        connection = Connection(self._settings, self._clock.now, self._freed, self._lost)
+        connection = Connection(self._settings, self._now, self._freed, self._lost, self._heads)
         tls = self._context() if origin.tls else None
         try:
             await asyncio.get_running_loop().create_connection(
@@ -194,7 +195,7 @@ class Legs:
             self._freed(connection)
         else:
             self._live[exchange] = None
-            connection.send(exchange)
+            connection.send(exchange, self._now())
 
     def _context(self) -> ssl.SSLContext:
         if self._tls is None:
@@ -207,7 +208,7 @@ class Legs:
         while engine.waiters:
             exchange = engine.waiters.popleft()
             if not exchange.over:
-                connection.send(exchange)
+                connection.send(exchange, self._now())
                 return
         if engine.removed or len(engine.idle) >= self._settings.idle_connections:
             connection.abort()
@@ -221,7 +222,7 @@ class Legs:
         if home is not None:
             origin, engine = home
             engine.open -= 1
-            now, age = self._clock.now(), connection.stale_after_s
+            now, age = self._now(), connection.stale_after_s
             if connection in engine.idle:  # nobody here took it out: the engine closed it
                 engine.idle.remove(connection)
                 age = now - connection.free_since
@@ -239,8 +240,8 @@ class Legs:
         task = self._live.pop(exchange, None)
         if task is not None and task is not asyncio.current_task():
             task.cancel()
-        engine = self._engines.get(exchange.origin)
-        if engine is not None and engine.waiters:
+        engine = self._engines.get(exchange.origin) if exchange.waits else None
+        if engine is not None:
             with contextlib.suppress(ValueError):
                 engine.waiters.remove(exchange)
 
@@ -251,11 +252,11 @@ class Legs:
 
     def sweep(self) -> None:
         """Fail legs past a deadline, close connections past their time."""
-        now = self._clock.now()
+        now = self._now()
         for exchange in list(self._live):
             exchange.check(now)
         for origin, engine in list(self._engines.items()):
-            for connection in [c for c in engine.idle if not c.usable]:
+            for connection in [c for c in engine.idle if not c.usable(now)]:
                 engine.idle.remove(connection)
                 connection.abort()
             if now >= engine.kept_until:

@@ -1,7 +1,8 @@
 """Leg connection: bytes of one kept-alive socket -> head, body and end of one exchange at a time.
 
-Edge: an asyncio Protocol around httptools' parser. legs.py makes and keeps these;
-legs_exchange.py receives what is parsed. Open it to change what counts as a valid answer or when
+Edge: an asyncio Protocol around httptools' parser, which an answer that is here whole behind a head
+of legs_heads.py does without. legs.py makes and keeps these; legs_exchange.py receives what is
+parsed. Open it to change what counts as a valid answer or when
 a connection may be used again. A connection never sends a request twice.
 
     idle -> send -> head -> body -> end of message -> (feed returned, nothing left over) -> idle
@@ -17,8 +18,8 @@ import httptools
 
 from .legs_errors import Cut, LegError, Malformed, Phase, Stale
 from .legs_exchange import Exchange
+from .legs_heads import NONE, Heads, Pairs, read
 from .legs_settings import LegSettings
-from .legs_wire import kept_s
 
 SLACK = 8192  # bytes of status lines and 1xx heads, on top of the cap of the head itself
 
@@ -36,44 +37,41 @@ class Connection(asyncio.Protocol):
         now: Callable[[], float],
         on_free: Callable[[Connection], None],
         on_lost: Callable[[Connection], None],
+        heads: Heads | None = None,
     ) -> None:
         self._settings, self._now = settings, now
         self._on_free, self._on_lost = on_free, on_lost
+        self._heads = heads or Heads()
         self._transport: asyncio.Transport | None = None
         self._exchange: Exchange | None = None
         self._parser: httptools.HttpResponseParser | None = None
-        self.lost = False
-        self.uses = 0
+        self._parts: list[bytes] = []  # of the body, of one read
+        self.on_body = self._parts.append  # the parser's callback: no step of ours for each chunk
+        self.lost = self.used = self._in_body = self._until_close = False
         self.free_since = self._idled_s = 0.0
         self.expire_s = settings.expire_s
         self.stale_after_s = 0.0  # how long it had idled when it turned out to be dead
 
     # -- towards the pool
 
-    @property
-    def usable(self) -> bool:
+    def usable(self, now: float) -> bool:
         """Open, idle, and not past the time after which the engine may close it."""
         return (
-            self._transport is not None
-            and not self._transport.is_closing()
+            now - self.free_since < self.expire_s
             and self._exchange is None
-            and self._now() - self.free_since < self.expire_s
+            and self._transport is not None
+            and not self._transport.is_closing()
         )
 
-    def send(self, exchange: Exchange) -> None:
+    def send(self, exchange: Exchange, now: float) -> None:
         """Write the request; from now on all bytes belong to `exchange`."""
         assert self._transport is not None and self._exchange is None, "connection is not idle"
         self._exchange = exchange
-        self._parser = httptools.HttpResponseParser(self)
-        self._headers: list[tuple[bytes, bytes]] = []
-        self._head_bytes = self._lines = self._silent_bytes = self._informational = 0
-        self._in_body = self._ended = self._glued = self._keep = self._until_close = False
-        now = self._now()
         self._idled_s = now - self.free_since
-        exchange.sent(self, now, reused=self.uses > 0)
-        self.uses += 1
+        exchange.sent(self, now, self.used)
+        self.used = True
         head, body = exchange.head_out, exchange.body_out
-        if len(head) + len(body) <= self._settings.joined_bytes:
+        if len(body) < self._settings.joined_bytes:
             self._transport.write(head + body)
         else:
             self._transport.writelines([head, body])
@@ -101,33 +99,72 @@ class Connection(asyncio.Protocol):
         self.free_since = self._now()
 
     def data_received(self, data: bytes) -> None:
-        exchange, parser = self._exchange, self._parser
-        if exchange is None or parser is None:
+        exchange = self._exchange
+        if exchange is None:
             self.abort()  # bytes nobody asked for: this connection is not to be trusted
-            return
+        elif self._parser is not None:
+            self._read(exchange, data)
+        elif (found := self._heads.whole(data)) is not None:
+            head, length, body = found
+            self._exchange = None
+            exchange.got_whole(head, length, body, len(data))
+            self._free(head.kept_s, exchange.paused)
+        else:
+            self._prepare()
+            self._read(exchange, data)
+            if self._in_body:
+                self._heads.learn(data, self._head)
+
+    def _prepare(self) -> None:
+        """For the first bytes of an answer."""
+        self._parser = httptools.HttpResponseParser(self)
+        self._headers: Pairs = []
+        self._head = NONE
+        self._head_bytes = self._lines = self._silent_bytes = self._informational = 0
+        self._in_body = self._ended = self._glued = self._until_close = False
+
+    def _read(self, exchange: Exchange, data: bytes) -> None:
+        """Let the parser have it, and the exchange what the parser made of it."""
+        assert self._parser is not None
         exchange.moved(len(data), self._now())
-        self._silent_bytes += len(data)
         broken = ""
         try:
-            parser.feed_data(data)
+            self._parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
             broken = str(error.__context__ or error)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             broken = f"not a valid answer: {error}"
+        parts, body = self._parts, b""
+        if parts:
+            body = parts[0] if len(parts) == 1 else b"".join(parts)
+            parts.clear()
+            self._silent_bytes = 0
+        else:
+            self._silent_bytes += len(data)
         if self._exchange is None:  # aborted by a callback's reader
             return
         if self._ended:
-            self._end(reusable=self._keep and not broken and not self._glued)
-        elif broken:
+            self._exchange = None
+            exchange.got_last(body)
+            self._free(0.0 if broken or self._glued else self._head.kept_s, exchange.paused)
+            return
+        if body:
+            exchange.got_body(body)
+        if self._exchange is not None:
+            self._check(exchange, broken)
+
+    def _check(self, exchange: Exchange, broken: str) -> None:
+        """More is to come, if all is well."""
+        most = self._settings.head_bytes
+        if broken:
             self._fail(Malformed, broken)
-        elif not self._in_body and exchange.received_bytes > self._settings.head_bytes + SLACK:
-            self._fail(Malformed, f"{exchange.received_bytes} bytes and still no end of the head")
-        elif self._silent_bytes > self._settings.head_bytes:
+        elif not self._in_body:
+            if exchange.received_bytes > most + SLACK:
+                self._fail(Malformed, f"{exchange.received_bytes} bytes and no end of the head")
+        elif self._silent_bytes > most:
             self._fail(Malformed, f"{self._silent_bytes} bytes of framing without an end")
-        elif self._in_body:
-            exchange.stir()
-            if exchange.calm and not exchange.paused:
-                self._breathe()
+        elif exchange.slow and not exchange.paused:
+            self._breathe()
 
     def _breathe(self) -> None:
         """Nobody looks at this answer before it is whole: it is read a few times, not a hundred."""
@@ -164,20 +201,17 @@ class Connection(asyncio.Protocol):
         if exchange is not None:
             exchange.fail(kind, detail)
 
-    def _end(self, reusable: bool) -> None:
-        """The message is complete and the parser has returned: only now may another follow."""
-        exchange, self._exchange, self._parser = self._exchange, None, None
-        assert exchange is not None and self._transport is not None
-        transport = self._transport
-        unsent = transport.get_write_buffer_size()  # it answered before it read the request
-        self.expire_s = kept_s(exchange.headers, self._settings.expire_s)
-        reusable = reusable and not unsent and self.expire_s > 0 and not transport.is_closing()
-        if exchange.paused and reusable:
-            self.resume()
-        exchange.finish()
-        if not reusable:
+    def _free(self, kept_s: float, paused: bool) -> None:
+        """The message is complete and the parser has returned: only now may another follow, if the
+        engine keeps the connection that long, and read the whole request before it answered."""
+        transport, self._parser = self._transport, None
+        assert transport is not None
+        self.expire_s = kept_s
+        if kept_s <= 0.0 or transport.get_write_buffer_size():
             transport.abort()
             return
+        if paused:
+            transport.resume_reading()
         self.free_since = self._now()
         self._on_free(self)
 
@@ -188,11 +222,7 @@ class Connection(asyncio.Protocol):
             self._glued = True
             raise BadAnswer("bytes after the end of the answer")
 
-    def on_status(self, reason: bytes) -> None:
-        self._silent_bytes = 0
-
     def on_header(self, name: bytes, value: bytes) -> None:
-        self._silent_bytes = 0
         self._lines += 1
         self._head_bytes += len(name) + len(value) + 4
         if self._lines > self._settings.head_lines:
@@ -203,7 +233,6 @@ class Connection(asyncio.Protocol):
             self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        self._silent_bytes = 0
         parser, exchange = self._parser, self._exchange
         assert parser is not None
         status = int(parser.get_status_code())
@@ -218,10 +247,11 @@ class Connection(asyncio.Protocol):
                 raise BadAnswer("too many 1xx answers")
             return
         self._check_length(status)
-        self._keep = bool(parser.should_keep_alive())
+        keep = bool(parser.should_keep_alive())
+        self._head = read(status, self._headers, keep, self._settings.expire_s)
         self._in_body = True
         if exchange is not None:
-            exchange.got_head(status, self._headers)
+            exchange.got_head(self._head)
 
     def _check_length(self, status: int) -> None:
         """How the body ends. The parser refuses two lengths, and a length with chunks."""
@@ -232,15 +262,5 @@ class Connection(asyncio.Protocol):
         framed = b"content-length" in names or b"transfer-encoding" in names
         self._until_close = not framed and status not in (204, 304)
 
-    def on_chunk_header(self) -> None:
-        self._silent_bytes = 0
-
-    def on_body(self, data: bytes) -> None:
-        self._silent_bytes = 0
-        if self._exchange is not None and not self._ended:
-            self._exchange.got_body(data)
-
     def on_message_complete(self) -> None:
-        self._silent_bytes = 0
-        if self._in_body:
-            self._ended = True
+        self._ended = self._in_body

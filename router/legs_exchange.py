@@ -9,11 +9,13 @@ it, legs.py owns it, dispatch.py reads it. Open it to change how an answer is re
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
 from typing import Protocol
 
+import msgspec
+
 from .legs_errors import Aborted, LegError, Phase, PoolFull, TimedOut, TooLarge
+from .legs_heads import Head, Pairs
 from .legs_settings import LegSettings
 from .legs_wire import Origin
 
@@ -29,20 +31,25 @@ class Bell:
 
     def ring(self) -> None:
         """Wake the waiter, now or when it next waits."""
-        self._rung = True
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
+        waiter = self._waiter
+        if waiter is None or waiter.done():
+            self._rung = True
+        else:
+            self._waiter = None
+            waiter.set_result(None)
 
-    async def wait(self) -> None:
-        """Until rung since the last wait. One waiter at a time."""
-        if not self._rung:
-            assert self._waiter is None, "a bell has one waiter"
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
-        self._rung = False
+    def wait(self) -> asyncio.Future[None]:
+        """What to await until it is rung; over already where it was since the last wait. One waiter
+        at a time: it looks at how things stand before it waits again."""
+        waiter = self._waiter
+        assert waiter is None or waiter.done(), "a bell has one waiter"
+        waiter = asyncio.Future()
+        if self._rung:
+            self._rung, self._waiter = False, None
+            waiter.set_result(None)
+        else:
+            self._waiter = waiter
+        return waiter
 
 
 class Line(Protocol):
@@ -53,57 +60,60 @@ class Line(Protocol):
     def abort(self) -> None: ...
 
 
-class Exchange:
+class Exchange(msgspec.Struct, eq=False):
     """One leg. Whoever began it ends it: reads it to its end or calls `abort()` in `finally`."""
 
-    __slots__ = (
-        "_begun", "_chunks", "_moved", "_settings", "_since", "bell", "body_out",
-        "buffered_bytes", "calm", "complete", "error", "head_out", "headers", "line", "on_over",
-        "origin", "over", "patient", "paused", "phase", "received_bytes", "reused", "status",
-        "tap", "waits",
-    )  # fmt: skip
+    origin: Origin
+    head_out: bytes
+    body_out: bytes
+    _settings: LegSettings
+    bell: Bell
+    on_over: Callable[[Exchange], None] | None = None  # the pool lets go of it
+    patient: bool = False  # its head comes with its end: no deadline but the whole leg's
+    _begun: float = 0.0  # by the pool's clock
+    _since: float = 0.0
+    _moved: float = 0.0
+    phase: Phase = Phase.CONNECT
+    status: int = 0  # 0 until the head came
+    stream: bool = False  # it is answered with server-sent events
+    error: LegError | None = None
+    complete: bool = False
+    over: bool = False  # complete or failed: nothing more will come
+    paused: bool = False
+    received_bytes: int = 0
+    reused: bool = False
+    line: Line | None = None
+    buffered_bytes: int = 0  # of the body, that came and were not taken
+    calm: bool = False  # nobody need look before it is over, refused, or holds too much
+    slow: bool = False  # nor before a while has passed: what comes is read in large parts
+    tap: Callable[[bytes], bool] | None = None  # may take a part as it comes
+    waits: bool = False  # all connections are taken: it has none to be made either
+    _head: Head | None = None
+    _length: bytes = b""  # of this answer, where its head was known already
+    _parts: list[bytes] = []  # msgspec copies it
 
-    def __init__(
-        self, origin: Origin, head: bytes, body: bytes, settings: LegSettings, bell: Bell
-    ) -> None:
-        self.origin = origin
-        self.head_out, self.body_out = head, body
-        self.bell = bell
-        self.phase = Phase.CONNECT
-        self.status = 0  # 0 until the head came
-        self.headers: list[tuple[bytes, bytes]] = []  # names in lower case
-        self.error: LegError | None = None
-        self.complete = False
-        self.over = False  # complete or failed: nothing more will come
-        self.paused = False
-        self.received_bytes = 0
-        self.reused = False
-        self.line: Line | None = None
-        self.on_over: Callable[[Exchange], None] | None = None  # the pool lets go of it
-        self._settings = settings
-        self._chunks: deque[bytes] = deque()
-        self.buffered_bytes = 0  # of the body, that came and were not taken
-        self.calm = False  # nobody need look before it is over, refused, or holds too much
-        self.tap: Callable[[bytes], bool] | None = None  # may take a part as it comes
-        self.patient = False  # its head comes with its end: no deadline but the whole leg's
-        self.waits = False  # all connections are taken: it has none to be made either
-        self._begun = self._since = self._moved = 0.0  # by the pool's clock
+    @property
+    def headers(self) -> Pairs:
+        """Of the answer, names in lower case; none before they came."""
+        return [] if self._head is None else self._head.of_length(self._length)
 
     def header(self, name: bytes) -> bytes:
         """First value of a header, b"" where absent."""
-        for key, value in self.headers:
-            if key == name:
-                return value
-        return b""
+        return next((value for key, value in self.headers if key == name), b"")
+
+    def passed_back(self) -> Pairs:
+        """A new list of those the client may see."""
+        return [] if self._head is None else self._head.passed_back(self._length)
 
     # -- the reader's side
 
     def take(self) -> bytes:
         """All body bytes that came since the last call, in order; b"" where none did."""
-        if not self._chunks:
+        parts = self._parts
+        if not parts:
             return b""
-        data = self._chunks.popleft() if len(self._chunks) == 1 else b"".join(self._chunks)
-        self._chunks.clear()
+        data = parts[0] if len(parts) == 1 else b"".join(parts)
+        parts.clear()
         self.buffered_bytes = 0
         if self.paused:
             self.paused = False
@@ -121,9 +131,9 @@ class Exchange:
 
     async def chunk(self) -> bytes:
         """Wait for more body; b"" at its end. Raises LegError for a body that did not end."""
-        while not self._chunks and not self.over:
+        while not self._parts and not self.over:
             await self._wait()
-        if self._chunks:
+        if self._parts:
             return self.take()
         if self.error is not None:
             raise self.error
@@ -150,16 +160,12 @@ class Exchange:
 
     def abort(self) -> None:
         """Give the leg up now: its connection is closed, nothing is kept. Idempotent."""
-        self._chunks.clear()
+        self._parts.clear()
         self.buffered_bytes = 0
         if not self.over:
             self.fail(Aborted, "aborted by the gateway")
 
     # -- the connection's and the pool's side
-
-    def begin(self, now: float) -> None:
-        """The leg starts to count its time."""
-        self._begun = self._since = self._moved = now
 
     def dialled(self, now: float) -> None:
         """A connection is being made for it; what it waited before is no connect's fault."""
@@ -170,34 +176,6 @@ class Exchange:
         self.line, self.phase, self.reused, self.waits = line, Phase.SENT, reused, False
         self._since = self._moved = now
 
-    def got_head(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
-        """The head is complete; never an informational one."""
-        self.status, self.headers, self.phase = status, headers, Phase.BODY
-        if not self.calm or not 200 <= status < 300:
-            self.bell.ring()
-
-    def got_body(self, data: bytes) -> None:
-        """Body bytes; asks the connection to pause where nobody drains them."""
-        self._chunks.append(data)
-        self.buffered_bytes += len(data)
-        if self.buffered_bytes >= self._settings.pause_bytes and not self.paused:
-            self.paused = True
-            if self.line is not None:
-                self.line.pause()
-            self.bell.ring()
-
-    def stir(self) -> None:
-        """All that one read brought is here, and more will come."""
-        if not self._chunks or self.calm:
-            return
-        if self.tap is not None and not self.paused:
-            held = self._chunks
-            if self.tap(held[0] if len(held) == 1 else b"".join(held)):
-                held.clear()
-                self.buffered_bytes = 0
-                return
-        self.bell.ring()
-
     def moved(self, size: int, now: float) -> None:
         """Bytes of the answer came, framing included."""
         self.received_bytes += size
@@ -205,12 +183,51 @@ class Exchange:
         if self.phase is Phase.SENT:
             self.phase = Phase.HEAD
 
+    def got_head(self, head: Head) -> None:
+        """The head is complete; never an informational one."""
+        self._head, self.status, self.stream = head, head.status, head.stream
+        self.phase = Phase.BODY
+        if self.stream and not self.slow:
+            self.calm = False
+        if not self.calm or not 200 <= head.status < 300:
+            self.bell.ring()
+
+    def got_body(self, data: bytes) -> None:
+        """All that one read brought of the body, and more will come. Asks the connection to pause
+        where nobody drains it."""
+        if self.tap is not None and not self._parts and self.tap(data):
+            return
+        self._parts.append(data)
+        self.buffered_bytes += len(data)
+        if self.buffered_bytes >= self._settings.pause_bytes and not self.paused:
+            self.paused = True
+            if self.line is not None:
+                self.line.pause()
+        elif self.calm:
+            return
+        self.bell.ring()
+
+    def got_last(self, data: bytes) -> None:
+        """The last of the body."""
+        if data:
+            self._parts.append(data)
+            self.buffered_bytes += len(data)
+        self.finish()
+
+    def got_whole(self, head: Head, length: bytes, body: bytes, size: int) -> None:
+        """A whole answer of so many bytes, in one read."""
+        self._head, self._length, self.status, self.stream = head, length, head.status, head.stream
+        self.phase, self.received_bytes = Phase.BODY, size
+        self.got_last(body)
+
     def finish(self) -> None:
         """The answer is complete; what is buffered may still be read."""
         if not self.over:
             self.complete = self.over = True
-            self.line = None
-            self._let_go()
+            self.line = self.tap = None
+            if self.on_over is not None:
+                self.on_over(self)
+            self.bell.ring()
 
     def fail(self, kind: type[LegError], detail: str) -> None:
         """End the leg with an error. Idempotent; the first error stays."""
@@ -218,12 +235,9 @@ class Exchange:
             return
         self.over = True
         self.error = kind(str(self.origin), self.phase, detail, self.received_bytes, self.reused)
-        line, self.line = self.line, None
+        line, self.line, self.tap = self.line, None, None
         if line is not None:
             line.abort()
-        self._let_go()
-
-    def _let_go(self) -> None:
         if self.on_over is not None:
             self.on_over(self)
         self.bell.ring()

@@ -125,17 +125,3 @@ def passed_back(headers: Headers, stream: bool = False) -> list[tuple[bytes, byt
 
 def _words(value: bytes) -> set[bytes]:
     return {word.strip().lower() for word in value.split(b",")}
-
-
-def kept_s(headers: Headers, usual_s: float) -> float:
-    """How long this connection may idle: `usual_s`, or one second below the engine's own limit.
-
-    keep-alive: timeout=3 -> 2 s        keep-alive: max=0 -> 0 s: do not keep it
-    """
-    for name, value in headers:
-        if name == b"keep-alive":
-            if re.search(rb"\bmax=0\b", value):
-                return 0.0
-            if found := re.search(rb"\btimeout=(\d{1,9})", value):
-                return max(0.0, min(usual_s, float(found[1]) - 1.0))
-    return usual_s

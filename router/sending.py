@@ -183,7 +183,7 @@ class Sending:
     def _prefill(self, sent: Sent, target: Target, body: bytes, bell: Bell) -> None:
         attempt, bodies, more = sent.attempt, sent.bodies, sent.bodies.prefill_headers
         attempt.prefill = self._leg(sent.ask, target, sent.lines, more, body, bell)
-        attempt.prefill.calm = True  # its answer is nobody's before it is whole
+        attempt.prefill.calm = attempt.prefill.slow = True  # nobody's before it is whole
         attempt.prefill_worker = target.name
         if bodies.merge:
             attempt.merge = Merge()

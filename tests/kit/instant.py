@@ -19,6 +19,7 @@ from kit.peer import Call
 from kvplane.router.api import Api
 from kvplane.router.legs import Legs
 from kvplane.router.legs_exchange import Bell, Exchange
+from kvplane.router.legs_heads import Head
 from kvplane.router.legs_wire import Origin
 from kvplane.router.settings import RouterSettings
 
@@ -44,7 +45,7 @@ class Instant(Legs):
         leg = Exchange(origin, b"", body, self._settings, bell or Bell())
         if b'"hold"' in body:
             return leg
-        leg.got_head(200, [(b"content-type", b"application/json")])
+        leg.got_head(Head(200, [(b"content-type", b"application/json")]))
         leg.got_body(ANSWER)
         leg.finish()
         return leg

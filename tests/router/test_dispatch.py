@@ -26,7 +26,8 @@ from kvplane.router.dispatch import (
 )
 from kvplane.router.legs import Legs
 from kvplane.router.legs_errors import Cut, Phase
-from kvplane.router.legs_exchange import Bell, Exchange
+from kvplane.router.legs_exchange import Bell
+from kvplane.router.legs_heads import read
 from kvplane.router.legs_wire import Origin
 
 SSE = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
@@ -175,12 +176,6 @@ async def test_parts_pass_at_once_and_in_order_where_the_client_drains() -> None
         assert s.asker.ended and s.asker.taken > 20
 
 
-def comes(leg: Exchange, data: bytes) -> None:
-    """As a connection tells it, of one read."""
-    leg.got_body(data)
-    leg.stir()
-
-
 @pytest.mark.parametrize("news", ["prefill breaks", "prefill refuses", "the client left"])
 async def test_no_part_passes_at_once_after_news_that_nobody_looked_at(news: str) -> None:
     """The news and a token of decode arrive in the same step of the loop."""
@@ -191,18 +186,18 @@ async def test_no_part_passes_at_once_after_news_that_nobody_looked_at(news: str
         prefill, decode = attempt.prefill, attempt.decode
         assert prefill is not None
         await until(lambda: prefill.phase is decode.phase is Phase.SENT)
-        decode.got_head(200, [(b"content-type", b"text/event-stream")])
-        comes(decode, b"data: 1\n\n")
+        decode.got_head(read(200, [(b"content-type", b"text/event-stream")], True, 4))
+        decode.got_body(b"data: 1\n\n")
         await until(lambda: decode.tap is not None)
-        comes(decode, b"data: 2\n\n")
+        decode.got_body(b"data: 2\n\n")
         assert s.asker.body == b"data: 1\n\ndata: 2\n\n"
         if news == "prefill breaks":
             prefill.fail(Cut, "broke off")
         elif news == "prefill refuses":
-            prefill.got_head(500, [])
+            prefill.got_head(read(500, [], True, 4))
         else:
             s.asker.leave()
-        comes(decode, b"data: 3\n\n")
+        decode.got_body(b"data: 3\n\n")
         prefill.fail(Cut, "broke off")
         with pytest.raises((LegFailed, ClientGone)):
             await task

@@ -833,7 +833,7 @@ async def test_a_calm_leg_wakes_nobody_before_it_is_over_refused_or_full(
 
     async with peer(script) as engine:
         leg = legs.begin(Origin.parse(engine.url), "/generate", bell=bell)
-        leg.calm = True
+        leg.calm = leg.slow = True
         await until(lambda: leg.over)
         assert leg.error is None
         assert bell.rings == (1 if status == 200 else 2)
@@ -844,5 +844,5 @@ async def test_a_calm_leg_that_holds_too_much_rings_and_is_read_on_when_drained(
     body = random.Random(3).randbytes(1_500_000)
     async with peer(replies(answer(body))) as engine:
         leg = legs.begin(Origin.parse(engine.url), "/generate")
-        leg.calm = True
+        leg.calm = leg.slow = True
         assert await leg.read(MOST) == body

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from kvplane.router.legs_connection import Connection
 from kvplane.router.legs_errors import Cut, LegError, Malformed
 from kvplane.router.legs_exchange import Bell, Exchange
+from kvplane.router.legs_heads import MOST_HEADS, Heads
 from kvplane.router.legs_settings import LegSettings
 from kvplane.router.legs_wire import Origin, passed_back
 
@@ -56,13 +57,13 @@ class Came:
     kept: bool  # the connection may carry another
 
 
-def feed(parts: list[bytes], eof: bool = True) -> Came:
+def feed(parts: list[bytes], eof: bool = True, heads: Heads | None = None) -> Came:
     kept: list[Connection] = []
-    connection = Connection(LIMITS, lambda: 0.0, kept.append, lambda _: None)
+    connection = Connection(LIMITS, lambda: 0.0, kept.append, lambda _: None, heads)
     wire = Wire()
     connection.connection_made(cast(asyncio.Transport, wire))
     leg = Exchange(Origin("h", 1), b"", b"", LIMITS, Bell())
-    connection.send(leg)
+    connection.send(leg, 0.0)
     for part in parts:
         if wire.closing:
             break
@@ -141,6 +142,74 @@ def test_any_valid_answer_cut_anywhere_is_what_another_parser_reads(
     assert came.error is None and came.complete
     assert (came.status, came.body) == (expected.status, expected.body)
     assert came.headers == [(name.lower(), value) for name, value in expected.headers]
+
+
+@settings(max_examples=150)
+@given(answers(), st.integers(0, 5), st.lists(st.floats(0, 1), max_size=2))
+@example(b"HTTP/1.1 200 OK\r\nContent-Type: a\r\ncontent-length: 2\r\n\r\nhi", 1, [])
+def test_an_answer_whose_head_was_read_before_is_read_as_if_it_were_new(
+    raw: bytes, longer: int, places: list[float]
+) -> None:
+    heads = Heads()
+    raw = raw.replace(b"Content-Length:", b"content-length:")
+    assert feed([raw], heads=heads) == feed([raw]) == feed([raw], heads=heads)
+    head, mark, rest = raw.partition(b"content-length: ")
+    if mark:  # the same with another body
+        length = rest[: rest.index(b"\r")]
+        raw = head + mark + b"%d" % (int(length) + longer) + rest[len(length) :] + b"x" * longer
+    cuts = sorted({0, len(raw), *(int(place * len(raw)) for place in places)})
+    parts = [raw[a:b] for a, b in pairwise(cuts)]
+    assert feed(parts, heads=heads) == feed(parts)
+
+
+LEARNT = b"HTTP/1.1 200 OK\r\na: b\r\ncontent-length: 5\r\nc: d\r\n\r\n"
+LIKE_IT = [
+    b"hell", b"hello!", b"", b"hello" + LEARNT + b"again",
+    b"HTTP/1.1 200 OK\r\na: b\r\ncontent-length: 5\r\nc: d\r\ncontent-length: 5\r\n\r\nhello",
+    b"HTTP/1.1 200 OK\r\na: b\r\ncontent-length: 05\r\nc: d\r\n\r\nhello",
+    b"HTTP/1.1 200 OK\r\na: b\r\ncontent-length: +5\r\nc: d\r\n\r\nhello",
+    b"HTTP/1.1 200 OK\r\na: b\r\ncontent-length: \r\nc: d\r\n\r\n",
+    b"HTTP/1.1 200 OK\r\na: b\r\ncontent-length: 5\nc: d\r\n\r\nhello",
+    b"HTTP/1.1 200 OK\r\na: b\r\ncontent-length: 5, 5\r\nc: d\r\n\r\nhello",
+    b"HTTP/1.1 200 OK\r\na: b\r\n" + b"content-length: 5" * 2 + b"\r\nc: d\r\n\r\nhello",
+    b"HTTP/1.1 200 OK\r\na: b\r\ncontent-length: 5\r\nc: d\r\n\r\nhello\r\n\r\n",
+    b"HTTP/1.1 204 OK\r\na: b\r\ncontent-length: 5\r\nc: d\r\n\r\nhello",
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "raw", [end if end.startswith(b"HTTP") else LEARNT + end for end in LIKE_IT]
+)
+def test_what_only_looks_like_a_known_answer_is_read_as_any_other(raw: bytes) -> None:
+    heads = Heads()
+    assert feed([LEARNT + b"hello"], heads=heads).complete
+    assert heads.whole(LEARNT + b"hello") is not None
+    assert feed([raw], heads=heads) == feed([raw])
+
+
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"HTTP/1.1 200 OK\r\nx: a\r\n b\r\ncontent-length: 2\r\n\r\nhi",
+        b"HTTP/1.1 103 Early\r\ncontent-length: 2\r\n\r\n"
+        b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi",
+        b"HTTP/1.1 404 No\r\ncontent-length: 2\r\n\r\nhi",
+        b"HTTP/1.1 200 OK\r\ncontent-length: 2 \r\n\r\nhi",
+        b"HTTP/1.1 200 OK\r\nx: %b\r\ncontent-length: 2\r\n\r\nhi" % (b"a" * 2048),
+    ],
+)
+def test_a_head_that_is_not_plain_is_not_remembered(raw: bytes) -> None:
+    heads = Heads()
+    feed([raw], heads=heads)
+    assert heads.whole(raw) is None
+
+
+def test_heads_that_are_remembered_are_bounded() -> None:
+    heads = Heads()
+    for date in range(MOST_HEADS + 7):
+        raw = b"HTTP/1.1 200 OK\r\ndate: %d\r\ncontent-length: 2\r\n\r\nhi" % date
+        assert feed([raw], heads=heads).kept and heads.whole(raw) is not None
+    assert len(heads._known) <= MOST_HEADS
 
 
 @settings(max_examples=100)

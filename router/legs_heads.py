@@ -1,0 +1,118 @@
+"""Leg heads: what the head of an answer says, and which heads were read before.
+
+Pure. legs_connection.py asks. The parser alone says what a valid head is; engines say the same one
+over and over but for its length (and a date, once a second), so one that was taken once is known by
+its other bytes, and an answer that is whole behind it needs no parser. Open it to change what is
+read off a head, or which are remembered.
+
+    HTTP/1.1 200 OK | content-type: application/json | content-length: | 413 |      413: any number
+"""
+
+from __future__ import annotations
+
+import re
+
+import msgspec
+
+from .legs_wire import passed_back
+
+Pairs = list[tuple[bytes, bytes]]
+
+END = b"\r\n\r\n"
+LENGTH = b"\r\ncontent-length: "
+MOST_HEADS = 512  # remembered; each is some engine's way to say 200, in one second
+MOST_BYTES = 2048  # of one
+
+
+class Head(msgspec.Struct):
+    """Of one answer, or of many that differ in their length alone."""
+
+    status: int
+    headers: Pairs  # names in lower case
+    kept_s: float = 0.0  # how long its connection may idle; 0 = it is not used again
+    stream: bool = False  # server-sent events
+    _passed: Pairs | None = None
+
+    def of_length(self, length: bytes) -> Pairs:
+        """The headers of one answer; `length` as its own head has it, b"" where `headers` do."""
+        if not length:
+            return self.headers
+        return [(n, length if n == b"content-length" else value) for n, value in self.headers]
+
+    def passed_back(self, length: bytes = b"") -> Pairs:
+        """A new list of what the client may see of it."""
+        if self._passed is None:
+            self._passed = passed_back(self.headers, self.stream)
+        if not length or self.stream:
+            return self._passed.copy()
+        return [(n, length if n == b"content-length" else value) for n, value in self._passed]
+
+
+NONE = Head(0, [])  # as long as none is complete
+
+
+def read(status: int, headers: Pairs, keep: bool, usual_s: float) -> Head:
+    """What a complete head says. `keep`: it lets its connection be used again, `usual_s` long where
+    it says no other time."""
+    kind = next((value for name, value in headers if name == b"content-type"), b"")
+    idle_s = kept_s(headers, usual_s) if keep else 0.0
+    return Head(status, headers, idle_s, kind.startswith(b"text/event-stream"))
+
+
+def kept_s(headers: Pairs, usual_s: float) -> float:
+    """How long this connection may idle: `usual_s`, or one second below the engine's own limit.
+
+    keep-alive: timeout=3 -> 2 s        keep-alive: max=0 -> 0 s: do not keep it
+    """
+    for name, value in headers:
+        if name == b"keep-alive":
+            if re.search(rb"\bmax=0\b", value):
+                return 0.0
+            if found := re.search(rb"\btimeout=(\d{1,9})", value):
+                return max(0.0, min(usual_s, float(found[1]) - 1.0))
+    return usual_s
+
+
+class Heads:
+    """Heads that the parser took: one of these for connections of the same limits."""
+
+    def __init__(self) -> None:
+        self._known: dict[bytes, Head] = {}
+
+    def whole(self, data: bytes) -> tuple[Head, bytes, bytes] | None:
+        """Head, length and body of an answer whose head is known and which is all of `data`."""
+        end = data.find(END) + 4
+        at = data.find(LENGTH, 0, end) + len(LENGTH)
+        stop = data.find(b"\r", at, end)
+        head = self._known.get(data[:at] + data[stop:end])
+        if head is None:
+            return None
+        length = data[at:stop]
+        if length != b"%d" % (len(data) - end):
+            return None
+        return head, length, data[end:]
+
+    def learn(self, data: bytes, head: Head) -> None:
+        """Remember what the parser made of the begin of `data`, if its bytes say where it ends and
+        that nothing but its length may differ."""
+        end = data.find(END) + 4
+        at = data.find(LENGTH, 0, end) + len(LENGTH)
+        stop = data.find(b"\r", at, end)
+        first = data.startswith(b"HTTP/1.1 %d " % head.status)  # not one behind a 1xx
+        if at < len(LENGTH) or end > MOST_BYTES or not first or not data[at:stop].isdigit():
+            return
+        if head.status not in (200, 201, 202) or not _plain(data[:end], head.headers):
+            return
+        if len(self._known) >= MOST_HEADS:
+            self._known.clear()
+        self._known[data[:at] + data[stop:end]] = head
+
+
+def _plain(text: bytes, headers: Pairs) -> bool:
+    """One length, no other framing, and no line that ends or goes on in another way than most: then
+    every reader finds the same end of it."""
+    names = [name for name, _ in headers]
+    if names.count(b"content-length") != 1 or b"transfer-encoding" in names:
+        return False
+    ends = text.count(b"\r\n")
+    return ends == text.count(b"\r") == text.count(b"\n") == len(names) + 2
