@@ -1,22 +1,19 @@
 """Forest: which run is a block in, and who holds how much of a chain?
 
 Pure: blocks are numbers, holders are ordinals; view.py knows whose they are. Exact with holes,
-orphans and any order: every block is found by its own hash, so no path has to be whole. Open it
-to change how runs are made, split and thrown away.
+orphans and any order. Open it to change how runs are made, split and thrown away.
 
-    where: block -> its run                      asked  b0 b1 b2 b3 b4 x0 x1
+    heads, tails: block -> its run               asked  b0 b1 b2 b3 b4 x0 x1
     [b0 b1 b2] -+- [b3 b4]                       jump   [b0 b1 b2] -> [b3 b4] -> x0 unknown: end
                 +- [c3 c4 c5]                    one look-up and one comparison per run
+
+A block's hash names all blocks before it. So a block that begins no run lies right behind its
+parent, and a prompt is walked by heads alone; only who branches, or removes, from the middle of a
+run asks families.py for it. So a store costs as much as an event, hardly more for its blocks.
 
 A run grows while one slot alone stores on; another child splits it there, so that branches begin
 at ends of runs and holders of a run mostly hold all of it. A retired ordinal is dead at once;
 `sweep` wipes its bits run by run, and only after a whole pass is the ordinal used again.
-
-`where` holds a million of entries, and nobody else runs while Python looks after one dict: it is
-parted by the first bits of a block (a dict that grows copies itself in one go, 45 ms for 700 k
-blocks), the other 60 are the key (a larger number takes 48 bytes instead of 32), and it names runs
-by number (plain numbers are nothing to the garbage collector, which would look at every entry again
-and again, 130 ms each time).
 """
 
 from __future__ import annotations
@@ -25,38 +22,30 @@ from array import array
 from collections.abc import Iterator, Sequence
 from sys import getsizeof
 
-from .runs import MOST_BLOCKS, TIERS, Run, Slot, alone, ordinals, stretches
+from .families import Families
+from .runs import MOST_BLOCKS, Run, Slot, alone, ordinals
 from .steps import Step, settle
-
-PARTS, SHIFT = 16, 60  # `where[block >> SHIFT][block & LOW]`, written out: a call costs as much
-LOW = (1 << SHIFT) - 1
-BIG, ROOMY, PACE = 100_000, 64, 65_536  # see _pack: entries, bytes an entry, blocks between looks
 
 
 class Forest:
     """All runs of one view."""
 
     def __init__(self) -> None:
-        self.where: list[dict[int, Run]] = [{} for _ in range(PARTS)]  # block -> its run
+        self.heads: dict[int, Run] = {}  # first block -> its run
+        self.tails: dict[int, Run] = {}  # last block -> its run
         self.alive = 0  # bitmap of ordinals
         self.untidy = False  # there is something to sweep
-        self._runs: dict[int, Run] = {}
-        self._named = 0  # runs made so far: the next one's number
-        self._free: list[int] = []
-        self._next = 0
+        self._blocks = 0  # distinct ones
+        self._families = Families()
+        self._stored: dict[Slot, Run] = {}  # where it did so last
+        self._removed: dict[Slot, Run] = {}
+        self._free, self._next = list[int](), 0  # ordinals
         self._dead = 0  # retired since the present pass began
         self._passing = 0  # retired before it; free when it ends
-        self._pass: list[int] = []
-        self._grown = 0  # blocks since a dict was looked at
-        self._turn = 0  # which one is next
+        self._pass: list[Run] = []
 
     def __len__(self) -> int:
-        return sum(map(len, self.where))
-
-    @property
-    def runs(self) -> int:
-        """How many runs there are."""
-        return len(self._runs)
+        return self._blocks
 
     def take(self) -> int:
         """An ordinal that no bit anywhere belongs to."""
@@ -76,126 +65,145 @@ class Forest:
 
     def store(self, slot: Slot, parent: int | None, blocks: Sequence[int]) -> int:
         """A slot holds these chained blocks now; returns how many it did not hold before."""
-        added, at = 0, 0
-        while at < len(blocks):
-            block = blocks[at]
-            run = self.where[block >> SHIFT].get(block & LOW)
-            if run is None:
-                taken = self._grow(slot, parent, blocks, at)
+        added, at, count = 0, 0, len(blocks)
+        run: Run | None = None
+        while at < count:
+            # Where the next block is, or would be.
+            if (known := self.heads.get(blocks[at])) is not None:
+                run, first = known, 0
+            elif not at:
+                run, first = self._behind(slot, parent)
+            if run is None or first == len(run.blocks) or run.blocks[first] != blocks[at]:
+                run = self._home(slot, blocks[at - 1] if at else parent, run, first)
+                taken = self._grow(run, blocks, at)
+                first = len(run.blocks)
                 added += taken
             else:
-                had = run.bits(slot)
-                first = run.position(block, had.bit_length())  # mostly it goes on where it ended
                 taken = run.agreement(first, blocks, at)
+                had = run.bits(slot)
                 now = had | ((1 << taken) - 1) << first
                 if now != had:
                     run.put(slot, now)
                     added += (now ^ had).bit_count()
+                first += taken
             at += taken
-            parent = blocks[at - 1]
+        if run is not None:
+            self._stored[slot] = run
         return added
 
-    def _grow(self, slot: Slot, parent: int | None, blocks: Sequence[int], at: int) -> int:
-        """Give unknown blocks a home behind `parent`; returns how many."""
-        run, where = self._home(slot, parent), self.where
-        fresh = blocks[at : at + MOST_BLOCKS - len(run.blocks)]
-        for block in fresh:
-            part, key = where[block >> SHIFT], block & LOW
-            if key in part:
-                fresh = fresh[: fresh.index(block)]
-                break
-            part[key] = run
-        run.blocks.extend(array("Q", fresh))  # by way of another array in two thirds of the time
-        self._grown += len(fresh)
-        if self._grown > PACE:
-            self.untidy = True
-        return len(fresh)
+    def _behind(self, slot: Slot, parent: int | None) -> tuple[Run | None, int]:
+        """The place after a block."""
+        if parent is None:
+            return None, 0
+        if (run := self.tails.get(parent)) is not None:
+            return run, len(run.blocks)
+        run, at = self._find(parent, self._stored.get(slot), slot)
+        return run, at + 1
 
-    def _home(self, slot: Slot, parent: int | None) -> Run:
+    def _find(self, block: int, guess: Run | None, slot: Slot) -> tuple[Run | None, int]:
+        """Any block; first where the slot's part of a run ends that is guessed."""
+        if guess is not None:
+            at = guess.bits(slot).bit_length() - 1
+            if 0 <= at < len(guess.blocks) and guess.blocks[at] == block:
+                return guess, at
+        return self._families.find(block)
+
+    def _grow(self, run: Run, blocks: Sequence[int], at: int) -> int:
+        """Blocks that nobody told of go to the end of a run; returns how many."""
+        mine = run.blocks
+        fresh = blocks[at : at + MOST_BLOCKS - len(mine)]
+        if not self.heads.keys().isdisjoint(fresh):  # told before its parent was
+            fresh = fresh[: next(n for n, block in enumerate(fresh) if block in self.heads)]
+        if mine:
+            del self.tails[mine[-1]]
+        else:
+            self.heads[fresh[0]] = run
+        more = array("Q", fresh)
+        mine.extend(more)
+        self.tails[fresh[-1]] = run
+        self._blocks += len(more)
+        self._families.note(run.family, more)
+        return len(more)
+
+    def _home(self, slot: Slot, parent: int | None, above: Run | None, first: int) -> Run:
         """The run to append to: the parent's, where nobody else would be dragged along."""
-        if parent is not None and (above := self._run(parent)) is not None:
-            mine = above.blocks
-            if mine[-1] != parent:
-                self._split(above, above.position(parent) + 1)
-            elif len(mine) < MOST_BLOCKS and above.only(slot, self.alive):
+        if above is not None:
+            if first < len(above.blocks):
+                self._split(above, first)
+            elif first < MOST_BLOCKS and above.only(slot, self.alive):
                 return above
-        return self._new(Run(parent, array("Q"), alone(slot), owner=slot))
-
-    def _run(self, block: int) -> Run | None:
-        return self.where[block >> SHIFT].get(block & LOW)
-
-    def _new(self, run: Run) -> Run:
-        run.number = self._named
-        self._runs[run.number] = run
-        self._named += 1
+        run = self._families.begin(Run(parent, array("Q"), alone(slot), owner=slot))
+        if self._families.stale(self._blocks):
+            self.untidy = True
         return run
 
     def remove(self, slot: Slot, blocks: Sequence[int]) -> int:
         """A slot no longer holds these blocks, in any order; returns how many it did hold."""
         gone, at, count = 0, 0, len(blocks)
         while at < count:
-            run = self._run(blocks[at])
+            block = blocks[at]
+            if (run := self.tails.get(block)) is not None:
+                if run.owner == slot and (taken := run.ending(blocks, at)):
+                    gone += self._shorten(run, len(run.blocks) - taken, len(run.blocks))
+                    at += taken
+                    continue
+                near = len(run.blocks) - 1
+            elif (run := self.heads.get(block)) is not None:
+                near = 0
+            else:
+                run, near = self._find(block, self._removed.get(slot), slot)
             if run is None:
                 at += 1
-            elif run.owner == slot and (taken := run.ending(blocks, at)):
-                gone += self._shorten(run, len(run.blocks) - taken, len(run.blocks))
-                at += taken
-            else:
-                bits, taken = self._gather(run, blocks, at)
-                at += taken
-                gone += self._take(run, slot, bits)
+                continue
+            low, taken = run.stretch(blocks, at, near)
+            gone += self._take(run, slot, low, low + taken)
+            self._removed[slot] = run
+            at += taken
         return gone
 
-    def _gather(self, run: Run, blocks: Sequence[int], at: int) -> tuple[int, int]:
-        """Positions of the blocks from `at` on that are in this run, and how many they are."""
-        bits, near, start, count, where = 0, len(run.blocks) - 1, at, len(blocks), self.where
-        while at < count and where[blocks[at] >> SHIFT].get(blocks[at] & LOW) is run:
-            near, taken = run.stretch(blocks, at, near)
-            bits |= ((1 << taken) - 1) << near
-            at += taken
-        return bits, at - start
-
-    def _take(self, run: Run, slot: Slot, bits: int) -> int:
-        """A slot gives up these positions; returns how many it did hold."""
-        first, last = (bits & -bits).bit_length() - 1, bits.bit_length()
-        at_an_end = not first or last == len(run.blocks)
-        if at_an_end and bits.bit_count() == last - first and run.only(slot, self.alive):
+    def _take(self, run: Run, slot: Slot, first: int, last: int) -> int:
+        """A slot gives up first..last-1; returns how many it did hold."""
+        if (not first or last == len(run.blocks)) and run.only(slot, self.alive):
             return self._shorten(run, first, last)
-        return self._unmark(run, slot, bits)
-
-    def _shorten(self, run: Run, first: int, last: int) -> int:
-        """Throw away an end of a run that one slot alone holds, as engines mostly evict."""
-        where, lost = self.where, run.blocks[first:last]
-        for block in lost:
-            del where[block >> SHIFT][block & LOW]
-        if len(lost) == len(run.blocks):
-            del self._runs[run.number]
-        elif not first:
-            run.parent = lost[-1]
-        del run.blocks[first:last]
-        return len(lost)
+        return self._unmark(run, slot, ((1 << (last - first)) - 1) << first)
 
     def _unmark(self, run: Run, slot: Slot, bits: int) -> int:
         had = run.bits(slot)
-        lost = had & bits
-        if lost:
+        if lost := had & bits:
             run.put(slot, had ^ lost)
             self._tidy(run)
         return lost.bit_count()
 
     def drop_slot(self, slot: Slot) -> None:
         """Forget all one slot holds by looking at every run: one tier of one worker, rare."""
-        for number in list(self._runs):
-            if run := self._runs.get(number):
-                self._unmark(run, slot, (1 << len(run.blocks)) - 1)
+        for run in list(self.heads.values()):
+            self._unmark(run, slot, (1 << len(run.blocks)) - 1)
 
     # -- keeping it small --------------------------------------------------------------------
 
+    def _shorten(self, run: Run, first: int, last: int) -> int:
+        """Throw away an end of a run, or all of it."""
+        mine = run.blocks
+        if first:
+            del self.tails[mine[-1]]
+            self.tails[mine[first - 1]] = run
+        elif last < len(mine):
+            del self.heads[mine[0]]
+            self.heads[mine[last]] = run
+            run.parent = mine[last - 1]
+        else:
+            del self.heads[mine[0]], self.tails[mine[-1]]
+            self._families.leave(run)
+        del mine[first:last]
+        self._blocks -= last - first
+        return last - first
+
     def _split(self, run: Run, at: int) -> None:
-        right = self._new(run.cut(at, len(run.blocks), self.alive))
+        right = run.cut(at, len(run.blocks), self.alive)
         run.become(run.cut(0, at, self.alive))
-        for block in right.blocks:
-            self.where[block >> SHIFT][block & LOW] = right
+        self._families.split(run, right)
+        self.heads[right.blocks[0]] = self.tails[right.blocks[-1]] = right
+        self.tails[run.blocks[-1]] = run
         self._tidy(run)
         self._tidy(right)
 
@@ -204,49 +212,50 @@ class Forest:
         length, held = len(run.blocks), run.union(self.alive)
         if held == (1 << length) - 1:
             return
-        first, last = (held & -held).bit_length() - 1 if held else length, held.bit_length()
-        for block in run.blocks[:first] + run.blocks[max(first, last) :]:
-            del self.where[block >> SHIFT][block & LOW]
         if not held:
-            del self._runs[run.number]
+            self._shorten(run, 0, length)
             return
+        first, last = (held & -held).bit_length() - 1, held.bit_length()
         if first or last < length:
-            run.become(run.cut(first, last, self.alive))
+            kept = run.cut(first, last, self.alive)
+            if last < length:
+                self._shorten(run, last, length)
+            if first:
+                self._shorten(run, 0, first)
+            run.become(kept)
         if held.bit_count() * 4 < last - first:
             self._split(run, (last - first) // 2)
 
     def sweep(self, most_runs: int = 256) -> bool:
         """Wipe bits of retired ordinals from some runs; True while there is more to do."""
-        if self._grown > PACE:
-            self._pack()
-        if not self._passing:
-            if not self._dead:
-                self.untidy = False
-                return False
-            self._passing, self._dead, self._pass = self._dead, 0, list(self._runs)
+        if not self._pass:
+            self._begin()
         for _ in range(min(most_runs, len(self._pass))):
-            if run := self._runs.get(self._pass.pop()):
+            run = self._pass.pop()
+            self._families.again(run)
+            if self._passing and run.blocks:
                 run.scrub(self._passing)
                 self._tidy(run)
         if not self._pass:
             self._free.extend(ordinals(self._passing))
             self._passing = 0
-        self.untidy = bool(self._passing or self._dead)
+            self._families.renewed()
+        self.untidy = bool(self._pass or self._dead)
         return self.untidy
 
-    def _pack(self) -> None:
-        """Copy a big dict that has too much room: where many come and go Python makes it for three
-        to six times what is in it, a copy has one and a half to three. 10 ms for 250 k blocks."""
-        self._grown, self._turn = 0, (self._turn + 1) % PARTS
-        part = self.where[self._turn]
-        if len(part) >= BIG and getsizeof(part) > ROOMY * len(part):
-            self.where[self._turn] = dict(part)
-            self._grown = PACE - max(PACE, len(part) // 4)
+    def _begin(self) -> None:
+        """The next pass over all runs, where there is a reason for one."""
+        if stale := self._families.stale(self._blocks):
+            self._families.renew()
+        self._passing, self._dead = self._dead, 0
+        if stale or self._passing:
+            self._pass = list(self.heads.values())
 
     # -- asking ------------------------------------------------------------------------------
 
     def depths(self, blocks: Sequence[int], among: int) -> tuple[list[tuple[int, int]], list[Step]]:
-        """How far the unbroken prefix of each ordinal in `among` goes.
+        """How far the unbroken prefix of each ordinal in `among` goes; a prompt's first block
+        begins a run, or nobody holds it.
 
         Returns (bitmap of ordinals, depth) pairs that part `among`, and the runs on the way.
         """
@@ -256,15 +265,14 @@ class Forest:
         if left != among:
             found.append((among & ~left, 0))
         while left and at < len(blocks):
-            run = self.where[blocks[at] >> SHIFT].get(blocks[at] & LOW)
+            run = self.heads.get(blocks[at])
             if run is None:
                 break
-            first = 0 if run.blocks[0] == blocks[at] else run.position(blocks[at])
-            count = run.agreement(first, blocks, at)
+            count = run.agreement(0, blocks, at)
             stay = run.anyone & left
             if stay != left:
-                stay |= settle(found, run, left ^ stay, first, count, at)
-            path.append((run, first, count))
+                stay |= settle(found, run, left ^ stay, 0, count, at)
+            path.append((run, 0, count))
             left = stay
             at += count
         if left:
@@ -273,28 +281,17 @@ class Forest:
 
     def holders(self, block: int) -> dict[int, list[int]]:
         """Ordinal -> tiers that hold a block, best first."""
-        run, found = self._run(block), dict[int, list[int]]()
-        if run is None:
-            return found
-        at = run.position(block)
-        slots = [o << 2 | tier for tier in range(TIERS) for o in ordinals(run.full[tier])]
-        slots += [slot for slot, bits in run.partial.items() if bits >> at & 1]
-        for slot in sorted(slots):
-            if self.alive >> (slot >> 2) & 1:
-                found.setdefault(slot >> 2, []).append(slot & 3)
-        return found
+        run, at = self._find(block, None, 0)
+        return {} if run is None else run.holders(at, self.alive)
 
     def held(self, ordinal: int) -> Iterator[tuple[int, int | None, list[int]]]:
         """(tier, parent, blocks) of everything an ordinal holds; looks at every run."""
-        for run in list(self._runs.values()):
-            for tier in range(TIERS):
-                for start, stop in stretches(run.bits(ordinal << 2 | tier)):
-                    parent = run.blocks[start - 1] if start else run.parent
-                    yield tier, parent, run.blocks[start:stop].tolist()
+        for run in list(self.heads.values()):
+            yield from run.held(ordinal)
 
     def bytes(self) -> int:
-        """What all this weighs: dicts as they are; a key, a place in a run, a run and a partial
-        holder each their price."""
-        partial = sum(len(run.partial) for run in self._runs.values())
-        dicts = sum(map(getsizeof, self.where))
-        return dicts + len(self) * 41 + len(self._runs) * 420 + partial * 130
+        """What all this weighs: dicts as they are; a place in a run, a run and a partial holder
+        each their price."""
+        partial = sum(len(run.partial) for run in self.heads.values())
+        own = len(self) * 9 + len(self.heads) * 480 + partial * 130
+        return own + sum(map(getsizeof, (self.heads, self.tails))) + self._families.bytes()

@@ -41,7 +41,8 @@ class Run(msgspec.Struct, gc=False, eq=False):
     blocks: array[int] = msgspec.field(default_factory=lambda: array("Q"))
     full: Full = (0, 0, 0, 0)
     partial: dict[Slot, int] = {}
-    number: int = -1  # as the forest counts
+    family: int = -1  # as the forest counts
+    next: Run | None = None  # of its family
     owner: Slot = UNSURE  # holds all of it, nobody else any of it: what most runs are, seen at once
 
     @property
@@ -50,13 +51,13 @@ class Run(msgspec.Struct, gc=False, eq=False):
         full = self.full
         return full[0] | full[1] | full[2] | full[3]
 
-    def position(self, block: int, near: int = 0) -> int:
-        """Where a block of this run is; `near` is tried first."""
-        blocks = self.blocks
-        if near < len(blocks) and blocks[near] == block:
-            return near
-        found = blocks.tobytes().find(block.to_bytes(8, byteorder))
-        return blocks.index(block) if found & 7 else found >> 3
+    def position(self, block: int) -> int:
+        """Where a block of this run is; -1 where it is not."""
+        data, wanted = self.blocks.tobytes(), block.to_bytes(8, byteorder)
+        at = data.find(wanted)
+        while at & 7 and at >= 0:
+            at = data.find(wanted, at + 1)
+        return at >> 3
 
     def ending(self, asked: Sequence[int], start: int) -> int:
         """How many blocks `asked[start:]` tells from the last one backwards, as caches let go of a
@@ -83,8 +84,8 @@ class Run(msgspec.Struct, gc=False, eq=False):
 
     def stretch(self, asked: Sequence[int], start: int, near: int) -> tuple[int, int]:
         """Lowest position of the blocks from `asked[start]` on that lie side by side here, in
-        either direction, and how many; the first is known to be here, perhaps `near`."""
-        blocks, at, left = self.blocks, self.position(asked[start], near), len(asked) - start
+        either direction, and how many; the first is known to be at `near`."""
+        blocks, at, left = self.blocks, near, len(asked) - start
         if left == 1:
             return at, 1
         following = asked[start + 1]
@@ -145,6 +146,23 @@ class Run(msgspec.Struct, gc=False, eq=False):
             if alive >> (slot >> 2) & 1:
                 held |= bits
         return held
+
+    def holders(self, at: int, alive: int) -> dict[int, list[int]]:
+        """Ordinal -> tiers that hold the block at this place, best first."""
+        found = dict[int, list[int]]()
+        slots = [o << 2 | tier for tier in range(TIERS) for o in ordinals(self.full[tier])]
+        slots += [slot for slot, bits in self.partial.items() if bits >> at & 1]
+        for slot in sorted(slots):
+            if alive >> (slot >> 2) & 1:
+                found.setdefault(slot >> 2, []).append(slot & 3)
+        return found
+
+    def held(self, ordinal: int) -> Iterator[tuple[int, int | None, list[int]]]:
+        """(tier, parent, blocks) of everything an ordinal holds here."""
+        for tier in range(TIERS):
+            for start, stop in stretches(self.bits(ordinal << 2 | tier)):
+                parent = self.blocks[start - 1] if start else self.parent
+                yield tier, parent, self.blocks[start:stop].tolist()
 
     def cut(self, start: int, stop: int, alive: int) -> Run:
         """A new run of positions start..stop-1, with the holders that are alive."""

@@ -1,0 +1,80 @@
+"""Places: in which family of runs may a block lie that neither begins nor ends a run?
+
+Pure. Nearly all that engines tell begins at a beginning or an end, which forest.py knows by heart;
+the middle is asked for now and then, by branches and holes. So it is kept small and filled in bulk:
+a word of 64 bits for each block ever put in, first bits of its hash and its family's number, in
+sorted arrays. A word may be old, and first bits may meet: whoever asks looks into the family.
+Open it to change what such a question costs.
+
+    told       bytes of blocks, as they came: looked through            up to FEW blocks
+    segments   sorted words, each half as long as the one before        up to MOST words in each
+"""
+
+from __future__ import annotations
+
+from array import array
+from bisect import bisect_right
+from collections.abc import Iterator
+from sys import byteorder
+
+import numpy as np
+import numpy.typing as npt
+
+FEW = 8_192  # blocks: to sort them takes a tenth of a millisecond
+MOST = 262_144  # words: to merge so many takes one or two
+FAMILIES = 1 << 24  # numbers that fit into a word
+
+_HIGH = np.uint64(2**64 - FAMILIES)
+_LOW = np.uint64(FAMILIES - 1)
+Words = npt.NDArray[np.uint64]
+
+
+class Places:
+    """Of one forest. Nothing is ever taken out; who has too much of the old begins another one."""
+
+    def __init__(self) -> None:
+        self._told = bytearray()
+        self._ends = array("Q")  # in `_told`, of what one family added
+        self._numbers = array("I")  # of that family
+        self._segments: list[Words] = []
+        self.words = 0  # all of them, old ones too
+
+    def add(self, family: int, blocks: array[int]) -> None:
+        """These blocks lie in this family from now on."""
+        self._told += blocks
+        self._ends.append(len(self._told))
+        self._numbers.append(family)
+        self.words += len(blocks)
+        if len(self._told) >= 8 * FEW:
+            self._sort()
+
+    def find(self, block: int) -> Iterator[int]:
+        """Families that may have it; the one that does is among them."""
+        wanted, told = block.to_bytes(8, byteorder), self._told
+        at = told.find(wanted)
+        while at >= 0:
+            if not at & 7:
+                yield self._numbers[bisect_right(self._ends, at)]
+            at = told.find(wanted, at + 1)
+        first = np.uint64(block) & _HIGH
+        for words in self._segments:
+            low, high = words.searchsorted(first), words.searchsorted(first | _LOW, "right")
+            yield from (words[low:high] & _LOW).tolist()
+
+    def bytes(self) -> int:
+        """What all this weighs."""
+        return 8 * self.words
+
+    def _sort(self) -> None:
+        ends = np.frombuffer(self._ends, np.uint64)
+        counts = np.diff(ends, prepend=np.uint64(0)) // np.uint64(8)
+        numbers = np.frombuffer(self._numbers, np.uint32).astype(np.uint64)
+        words = np.frombuffer(self._told, np.uint64) & _HIGH
+        words |= np.repeat(numbers, counts.astype(np.int64))
+        words.sort()
+        self._told, self._ends, self._numbers = bytearray(), array("Q"), array("I")
+        segments = self._segments
+        while segments and len(segments[-1]) <= len(words) <= MOST // 2:
+            words = np.concatenate((segments.pop(), words))
+            words.sort(kind="stable")  # two sorted rows: a merge
+        segments.append(words)
