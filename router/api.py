@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import msgspec
@@ -50,25 +50,21 @@ class Api:
         self._proxy = Proxy(gateway)
         gateway.metrics.registry.register(AdmissionState(self.admission, self.keys))
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+    def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """ASGI."""
         path = scope.get("path", "")
         if scope["type"] != "http" or not (path in COUNTS or path in PROXIED):
-            await self._admin(scope, bounded(receive, MOST_ADMIN_BYTES), send)
-        elif scope["method"] == "POST":
-            await self._infer(path, scope, receive, send)
-        else:
-            error = GatewayError(
-                "invalid_request", f"{path} takes POST, not {scope['method']}", status=405
-            )
-            client = AsgiClient(receive, send)
-            await client.whole(405, [*error.head(), (b"allow", b"POST")], error.body())
+            found: Awaitable[None] = self._admin(scope, bounded(receive, MOST_ADMIN_BYTES), send)
+            return found
+        if scope["method"] == "POST":
+            return self._infer(path, scope, receive, send)
+        return _wrong_method(path, scope, receive, send)
 
     async def _infer(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
         metrics, now = self._gateway.metrics, self._gateway.clock.now
         begun, headers = now(), scope["headers"]
         told = dict(reversed(headers))  # the first of a name counts
-        client, first_s = AsgiClient(receive, send, scope), metrics.first_byte_s.labels(path)
+        client, first_s = AsgiClient(receive, send, scope), metrics.first_byte_s.of[path,]
         client.on_first = lambda: first_s.observe(now() - begun)
         request_id = sane_id(told.get(b"x-request-id"), DICE.hex_id)
         try:
@@ -90,9 +86,9 @@ class Api:
             await self._apologise(client, request_id)
         finally:
             client.on_first = None  # it holds the client: together they would be garbage
-            status = "gone" if client.gone else str(client.status or "gone")
-            metrics.requests.labels(path, status).inc()
-            metrics.request_s.labels(path).observe(now() - begun)
+            status = "gone" if client.gone else client.status or "gone"
+            metrics.requests.of[path, status].inc()
+            metrics.request_s.of[path,].observe(now() - begun)
 
     async def _admitted(
         self,
@@ -104,7 +100,7 @@ class Api:
         client: AsgiClient,
     ) -> None:
         """The body, what it asks, a place, the answer."""
-        if told.get(b"content-encoding", b"").lower() not in DECODABLE:
+        if b"content-encoding" in told and told[b"content-encoding"].lower() not in DECODABLE:
             raise GatewayError(
                 "invalid_request", "content-encoding of a request is not supported", status=415
             )
@@ -139,6 +135,13 @@ class Api:
         error = GatewayError("internal_error", f"the gateway failed; see its log, {request_id}")
         if not client.status and not client.gone:
             await client.whole(error.status, _error_head(error, request_id), error.body())
+
+
+async def _wrong_method(path: str, scope: Scope, receive: Receive, send: Send) -> None:
+    text = f"{path} takes POST, not {scope['method']}"
+    error = GatewayError("invalid_request", text, status=405)
+    client = AsgiClient(receive, send)
+    await client.whole(405, [*error.head(), (b"allow", b"POST")], error.body())
 
 
 def _ask(path: str, raw: bytes, request_id: str, headers: HeaderList, salt: str) -> Ask:

@@ -55,13 +55,8 @@ def parse(path: str, raw: bytes, request_id: str, headers: tuple[Any, ...] = ())
     prompts, batched = COUNTS[path](body)
     if prompts > MOST_PROMPTS:
         raise invalid("prompt", f"{prompts} prompts in one request; at most {MOST_PROMPTS}")
-    if (
-        "extra_key" in body
-        and isinstance(body["extra_key"], list)
-        and not batched
-        and path != NATIVE
-    ):
-        raise invalid("extra_key", "'extra_key' must be a string beside one prompt, not an array")
+    if "extra_key" in body and not batched and path != NATIVE:
+        _no_list(body)
     samples = _samples(path, body) if "n" in body or path == NATIVE else 1
     if prompts * samples > MOST_ROOMS:
         many = f"{prompts} prompts x n {samples}"
@@ -69,6 +64,11 @@ def parse(path: str, raw: bytes, request_id: str, headers: tuple[Any, ...] = ())
     return Ask(
         path, raw, body, request_id, prompts, batched, samples, headers, stream is True, model
     )
+
+
+def _no_list(body: Body) -> None:
+    if isinstance(body["extra_key"], list):
+        raise invalid("extra_key", "'extra_key' must be a string beside one prompt, not an array")
 
 
 def named(body: Body) -> str:
