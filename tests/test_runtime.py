@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 
 import pytest
@@ -83,3 +84,22 @@ async def test_parts_stop_in_reverse_and_only_those_that_started() -> None:
         async with running(parts):
             raise AssertionError("never entered")
     assert notes == ["+a", "+b", "-b", "-a"]
+
+
+def test_what_was_loaded_is_no_garbage_and_a_hundred_requests_are_no_reason_to_look() -> None:
+    before = gc.get_threshold()
+    try:
+        stays = [[number] for number in range(1000)]
+        runtime.spare_garbage_looks()
+        assert gc.get_freeze_count() > len(stays)
+        looks: list[int] = []
+        gc.callbacks.append(note := lambda phase, info: looks.append(info["generation"]))
+        try:
+            under_way = [[number] for number in range(4000)]
+            assert not looks and len(under_way) == 4000
+            under_way += [[number] for number in range(4000)]
+            assert looks and not any(looks), "the young alone"
+        finally:
+            gc.callbacks.remove(note)
+    finally:
+        gc.set_threshold(*before)
