@@ -83,12 +83,16 @@ class EngineTokens:
         self._running = 0
         self.counted: Counter[str] = Counter()  # questions by what came of them
 
+    def tells(self, model: str) -> bool:
+        """Does anybody hold blocks that tokens could be compared with, as far as is known?"""
+        return not self._useless or self._useless.get(model, 0.0) <= self._clock.now()
+
     async def tokenise(
         self, found: Plan, body: Body, model: str
     ) -> tuple[tuple[Sequence[int], ...] | None, Reason | None]:
         """Ids of every prompt, or why not; "no_tokenizer" where there is nobody to ask."""
         settings = self._settings
-        if self._useless.get(model, 0.0) > self._clock.now():
+        if not self.tells(model):
             return None, "no_tokenizer"
         asked = questions(found, body, model)
         if len(asked) > settings.most_texts or found.size > settings.most_chars:
@@ -148,7 +152,7 @@ class EngineTokens:
         why = Untold("engine_silent", "nobody was asked")
         for target in order:
             key = target.up.pod, target.up.generation, raw
-            if (told := self._told.get([key])[0]) is not None:
+            if (told := self._told.one(key)) is not None:
                 self.counted["remembered"] += 1
                 return array("I", told)
             try:

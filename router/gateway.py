@@ -156,7 +156,9 @@ class Gateway:
         model, most = self.fleet.asked_for(ask.model)
         long = len(ask.raw) > LONG_BYTES
         chars = most * facts.CHARS_PER_TOKEN
-        prompt = await self._prompts.tokenise(ask.path, ask.body, model, chars, long)
+        prompt = self._prompts.look(ask.path, ask.body, model, chars, long)
+        if not isinstance(prompt, Prompt):
+            prompt = await prompt
         if most:
             facts.check_length(ask, prompt, most)  # before anybody hashes it
         self.metrics.tokenise_s.observe(self.clock.now() - begun)

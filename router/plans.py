@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import reprlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
@@ -51,6 +50,10 @@ MEDIA = frozenset(
 UNSEEN = frozenset(
     {"chat_template", "continue_final_message", "input_ids"}
 )  # of a chat: only the engine knows
+# Whatever else decides the ids of a chat; few bodies have any of it.
+SELDOM = UNSEEN.union(
+    SHOWN, ("tools", "tool_choice", "chat_template_kwargs", "add_generation_prompt")
+)
 
 
 class Prompt(msgspec.Struct, frozen=True):
@@ -86,8 +89,7 @@ class BadPrompt(GatewayError):
         super().__init__("invalid_request", f"'{field}' is {shown}: must be {want}", field)
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """What is to be tokenised: exactly one of ids, texts, messages or a reason."""
 
     ids: tuple[list[int], ...] | None = None
@@ -114,7 +116,10 @@ class Plan:
     @property
     def size(self) -> int:
         """Characters to be tokenised."""
-        return sum(map(len, self.texts)) + _chars(self.messages)
+        chars = _chars(self.messages) if self.messages is not None else 0
+        for text in self.texts:
+            chars += len(text)
+        return chars
 
 
 def plan(path: str, body: Body) -> Plan:
@@ -131,11 +136,17 @@ def _chat(body: Body) -> Plan:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise BadPrompt("messages", messages, "a list of at least one message")
-    if not all(isinstance(message, dict) for message in messages):
-        raise BadPrompt("messages", messages, "a list of objects")
-    if not UNSEEN.isdisjoint(body) and any(body.get(name) for name in UNSEEN):
+    media = False
+    for message in messages:
+        if not isinstance(message, dict):
+            raise BadPrompt("messages", messages, "a list of objects")
+        if type(content := message.get("content")) is not str:
+            media = media or _has_media(content)
+    if SELDOM.isdisjoint(body):
+        return Plan(reason="multimodal") if media else Plan(messages=messages)
+    if any(body.get(name) for name in UNSEEN):
         return Plan(reason="unsupported_member")
-    if any(map(_has_media, messages)):
+    if media:
         return Plan(reason="multimodal")
     tools, extra = body.get("tools"), body.get("chat_template_kwargs")
     if tools is not None and not isinstance(tools, list):
@@ -197,8 +208,7 @@ def _ids(name: str, ids: list[Any]) -> list[int]:
     return ids
 
 
-def _has_media(message: Body) -> bool:
-    content = message.get("content")
+def _has_media(content: object) -> bool:
     return isinstance(content, list) and any(
         isinstance(part, dict) and part.get("type", "text") not in TEXT_PARTS for part in content
     )
@@ -209,9 +219,9 @@ def _is_joined(message: Body) -> bool:
     return isinstance(content, list) and len(content) > 1
 
 
-def _chars(messages: list[Body] | None) -> int:
+def _chars(messages: list[Body]) -> int:
     found = 0
-    for message in messages or ():
+    for message in messages:
         content = message.get("content")
         if isinstance(content, str):
             found += len(content)

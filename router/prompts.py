@@ -13,7 +13,7 @@ Where ids cannot be had the reason says so and the request is routed by load: ne
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Awaitable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -21,17 +21,19 @@ from kvplane.recall import Recall
 
 from .plans import BadPrompt, Body, Kind, Plan, Prompt, Reason, plan
 from .settings import PromptSettings
-from .tokenisers import Result, Tokenisers
+from .tokenisers import Asked, Result, Tokenisers
 
 __all__ = ["BadPrompt", "Prompt", "Prompts", "Reason"]
 
 MOST_MODELS = 256  # remembered though nobody serves them; names come from engines
+NAMED = frozenset({"lora_path", "cache_salt", "extra_key"})  # members that keep prompts apart
 ASKED: tuple[Reason, ...] = ("no_tokenizer", "broken_tokenizer", "self_check")  # of an engine then
 
 
 class Source(Protocol):
     """Who else can tell tokens; engine_tokens.py is one."""
 
+    def tells(self, model: str) -> bool: ...  # is it of use to ask now?
     async def tokenise(self, found: Plan, body: Body, model: str) -> Result: ...
 
 
@@ -122,6 +124,13 @@ class Prompts:
     # -- what is asked
 
     async def tokenise(
+        self, path: str, body: Body, model: str = "", most_chars: int = 0, own: bool = False
+    ) -> Prompt:
+        """As `look` tells it, waited for."""
+        found = self.look(path, body, model, most_chars, own=own)
+        return found if isinstance(found, Prompt) else await found
+
+    def look(
         self,
         path: str,
         body: Body,
@@ -129,35 +138,73 @@ class Prompts:
         most_chars: int = 0,
         long: bool = False,
         own: bool = False,
-    ) -> Prompt:
+    ) -> Prompt | Awaitable[Prompt]:
         """Token ids of each prompt in the body; `model` or an adapter of it, "" = the only one.
+        At once where they are known or cannot be had; else to be waited for.
 
         `most_chars`: more cannot fit the model, so is left to the engine to refuse; 0 = not known.
         `long`: look at the body in a thread. `own`: by our tokenizer, whatever is held against it.
         Raises BadPrompt. Everything else that goes wrong is a reason. Bounded in time and number.
         """
-        found = await asyncio.to_thread(plan, path, body) if long else plan(path, body)
+        if long:
+            return self._look_long(path, body, model, most_chars, own)
+        return self._told(plan(path, body), body, model, most_chars, own)
+
+    async def _look_long(
+        self, path: str, body: Body, model: str, most_chars: int, own: bool
+    ) -> Prompt:
+        found = await asyncio.to_thread(plan, path, body)
+        told = self._told(found, body, model, most_chars, own)
+        return told if isinstance(told, Prompt) else await told
+
+    def _told(
+        self, found: Plan, body: Body, model: str, most_chars: int, own: bool
+    ) -> Prompt | Awaitable[Prompt]:
         if found.reason is not None or found.ids is not None:
             return _prompt(body, found, found.ids, found.reason)
         model, home = self._of(model)
-        ids, reason = await self._here(found, home, most_chars, own)
-        ask = ids is None and reason in ASKED and home.engines and not own
-        if ask and self.source is not None:
+        reason = self._hindered(found, home, most_chars, own)
+        asked = None
+        if reason is None:
+            asked = self._tokenisers.ask(found, home.folder or self._default, home.families)
+            if asked.ids is not None:
+                return _prompt(body, found, asked.ids, None)
+        elif reason not in ASKED or own or not self._others(model, home):
+            return _prompt(body, found, None, reason)
+        return self._waited(found, body, model, home, asked, reason, own)
+
+    def _hindered(self, found: Plan, home: Home, most_chars: int, own: bool) -> Reason | None:
+        """Why no tokenizer of ours is asked."""
+        if not (home.folder or self._default):
+            return "no_tokenizer"
+        if home.wrong and home.wrong.get(found.kind) and not own:
+            return "self_check"
+        most = self._settings.most_chars
+        return "too_large" if found.size > min(most, most_chars or most) else None
+
+    def _others(self, model: str, home: Home) -> bool:
+        """Is there an engine to ask?"""
+        return self.source is not None and bool(home.engines) and self.source.tells(model)
+
+    async def _waited(
+        self,
+        found: Plan,
+        body: Body,
+        model: str,
+        home: Home,
+        asked: Asked | None,
+        reason: Reason | None,
+        own: bool,
+    ) -> Prompt:
+        """By a tokenizer of ours, else by an engine."""
+        ids = None
+        if asked is not None:
+            ids, reason = await self._tokenisers.ids(found, asked)
+        if ids is None and reason in ASKED and not own and self._others(model, home):
+            assert self.source is not None, "there are others"
             told = await self.source.tokenise(found, body, model)
             ids, reason = (None, reason) if told[1] == "no_tokenizer" else told
         return _prompt(body, found, ids, reason)
-
-    async def _here(self, found: Plan, home: Home, most_chars: int, own: bool) -> Result:
-        """By a tokenizer of ours."""
-        folder = home.folder or self._default
-        if not folder:
-            return None, "no_tokenizer"
-        if home.wrong.get(found.kind) and not own:
-            return None, "self_check"
-        most = self._settings.most_chars
-        if found.size > min(most, most_chars or most):
-            return None, "too_large"
-        return await self._tokenisers.ids(found, folder, home.families)
 
 
 def _families(home: Home) -> tuple[str, ...]:
@@ -167,6 +214,8 @@ def _families(home: Home) -> tuple[str, ...]:
 def _prompt(
     body: Body, found: Plan, ids: tuple[Sequence[int], ...] | None, reason: Reason | None
 ) -> Prompt:
+    if NAMED.isdisjoint(body):
+        return Prompt(ids, reason, found.batched)
     adapter, salt = body.get("lora_path"), body.get("cache_salt") or body.get("extra_key")
     return Prompt(
         ids,

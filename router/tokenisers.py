@@ -33,6 +33,16 @@ Key = tuple[str, tuple[str, ...], bytes]
 SHARE = 8  # of what may be remembered, for short prompts as a whole
 
 
+class Asked(msgspec.Struct, eq=False):
+    """A question for ids."""
+
+    folder: str
+    engines: tuple[str, ...]
+    short: bool
+    key: Key | None = None  # under which the answer is remembered
+    ids: tuple[Sequence[int], ...] | None = None  # as they were told before
+
+
 class Lane:
     """Threads for prompts of one size: a short one never waits behind long ones."""
 
@@ -69,13 +79,18 @@ class Tokenisers:
         if folder and self._lanes:
             self._lanes[1].pool.submit(self._prepare, folder)
 
-    async def ids(self, found: Plan, folder: str, engines: tuple[str, ...]) -> Result:
-        """Ids of every prompt of a plan as all these engines see them, or why not."""
-        key = self._key(found, folder, engines)
-        if key is not None and (same := self._same.get([key])[0]) is not None:
+    def ask(self, found: Plan, folder: str, engines: tuple[str, ...]) -> Asked:
+        """What will be asked, and its ids where they were told before."""
+        asked = Asked(folder, engines, found.size <= self._settings.short_chars)
+        asked.key = self._key(found, asked)
+        if asked.key is not None and (same := self._same.one(asked.key)) is not None:
             self.recall.prompts["same"] += 1
-            return tuple(array("I", packed) for packed in same), None
-        work = self._begin(found, folder, engines)
+            asked.ids = tuple([array("I", packed) for packed in same])
+        return asked
+
+    async def ids(self, found: Plan, asked: Asked) -> Result:
+        """Ids of every prompt of a plan as all these engines see them, or why not."""
+        work = self._begin(found, asked)
         if work is None:
             return None, "busy"
         try:
@@ -83,35 +98,36 @@ class Tokenisers:
                 made, reason = await asyncio.wrap_future(work)
         except TimeoutError:
             return None, "slow"
-        if key is not None and made is not None and self._lasts(folder):
+        if asked.key is not None and made is not None and self._lasts(asked.folder):
             packed = tuple(array("I", ids).tobytes() for ids in made)
-            self._same.put(key, packed, len(key[2]) + sum(map(len, packed)))
+            self._same.put(asked.key, packed, len(asked.key[2]) + sum(map(len, packed)))
         return made, reason
 
-    def _key(self, found: Plan, folder: str, engines: tuple[str, ...]) -> Key | None:
+    def _key(self, found: Plan, asked: Asked) -> Key | None:
         """All that decides the ids of a short prompt."""
-        if found.size > self._settings.short_chars or not self._same.most_bytes:
+        if not asked.short or not self._same.most_bytes:
             return None
         chat = found.messages, found.tools, found.open_turn, found.extra, found.choice, found.more
         try:
-            asked = msgspec.json.encode((found.texts, found.special, chat))
+            text = msgspec.json.encode((found.texts, found.special, chat))
         except UnicodeEncodeError:
             return None
         # Tools and the like are not counted as size.
-        return (folder, engines, asked) if len(asked) < 4 * self._settings.short_chars else None
+        long = len(text) >= 4 * self._settings.short_chars
+        return None if long else (asked.folder, asked.engines, text)
 
     def _lasts(self, folder: str) -> bool:
         tokenizer = self._loaded.get(folder)
         return tokenizer is not None and tokenizer.timeless
 
-    def _begin(self, found: Plan, folder: str, engines: Collection[str]) -> Future[Result] | None:
+    def _begin(self, found: Plan, asked: Asked) -> Future[Result] | None:
         """Hand the work to a thread; None where too much waits already."""
         if not self._lanes:
             return None
-        lane = self._lanes[found.size > self._settings.short_chars]
+        lane = self._lanes[not asked.short]
         if not lane.places.acquire(blocking=False):
             return None
-        work = lane.pool.submit(self._made, found, folder, engines)
+        work = lane.pool.submit(self._made, found, asked.folder, asked.engines)
         work.add_done_callback(lambda _: lane.places.release())  # also when it was cancelled
         return work
 

@@ -13,8 +13,9 @@ vLLM's own servers; ours passes a chat on as it is.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
+
+from msgspec.structs import replace
 
 from .plans import Body, Plan
 

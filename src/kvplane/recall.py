@@ -54,6 +54,15 @@ class Shelf(Generic[K, V]):
                 found.append(held[0] if held else None)
         return found
 
+    def one(self, key: K) -> V | None:
+        """What is held under this key."""
+        with self._lock:
+            held = self._held.get(key)
+            if held is None:
+                return None
+            self._held.move_to_end(key)
+            return held[0]
+
     def put(self, key: K, value: V, size: int) -> None:
         """Hold it, unless it is larger than all that may be held."""
         size += ENTRY_BYTES

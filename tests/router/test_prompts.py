@@ -167,7 +167,10 @@ class Elsewhere:
 
     def __init__(self, reason: Reason | None = None) -> None:
         self.asked: list[tuple[Plan, Any, str]] = []
-        self.reason = reason
+        self.reason, self.knows = reason, True
+
+    def tells(self, model: str) -> bool:
+        return self.knows
 
     async def tokenise(self, found: Plan, body: Any, model: str) -> module.Result:
         self.asked.append((found, body, model))
