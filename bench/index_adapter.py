@@ -51,7 +51,11 @@ class Index:
         """Pod number -> unbroken depth in blocks; pods that hold nothing of it are left out."""
         found: dict[int, int] = {}
         for workers, depth in self.view.together(payload):
-            found.update(dict.fromkeys(self._numbers(workers), depth))
+            mine = dict.fromkeys(self._numbers(workers), depth)
+            if found:
+                found.update(mine)
+            else:
+                found = mine
         return found
 
     def _numbers(self, workers: tuple[Worker, ...]) -> tuple[int, ...]:

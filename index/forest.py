@@ -68,8 +68,7 @@ class Forest:
         added, at, count = 0, 0, len(blocks)
         run: Run | None = None
         while at < count:
-            # Where the next block is, or would be.
-            if (known := self.heads.get(blocks[at])) is not None:
+            if (known := self.heads.get(blocks[at])) is not None:  # where it is, or would be
                 run, first = known, 0
             elif not at:
                 run, first = self._behind(slot, parent)
@@ -259,21 +258,25 @@ class Forest:
 
         Returns (bitmap of ordinals, depth) pairs that part `among`, and the runs on the way.
         """
-        found: list[tuple[int, int]] = []
-        path: list[Step] = []
-        at, left = 0, among & self.alive
+        found, path = list[tuple[int, int]](), list[Step]()
+        at, end, left = 0, len(blocks), among & self.alive
         if left != among:
             found.append((among & ~left, 0))
-        while left and at < len(blocks):
-            run = self.heads.get(blocks[at])
-            if run is None:
+        while left and at < end:
+            if (run := self.heads.get(blocks[at])) is None:
                 break
-            count = run.agreement(0, blocks, at)
-            stay = run.anyone & left
-            if stay != left:
-                stay |= settle(found, run, left ^ stay, 0, count, at)
+            count = len(run.blocks)
+            if at + count > end or blocks[at + count - 1] != run.blocks[-1]:
+                count = run.agreement(0, blocks, at)
             path.append((run, 0, count))
-            left = stay
+            gpu, cpu, disk, remote = run.full
+            stay = (gpu | cpu | disk | remote) & left
+            if stay != left:
+                if run.partial:
+                    stay |= settle(found, run, left ^ stay, 0, count, at)
+                else:
+                    found.append((left ^ stay, at))
+                left = stay
             at += count
         if left:
             found.append((left, at))

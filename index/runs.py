@@ -23,7 +23,7 @@ from sys import byteorder
 import msgspec
 
 TIERS = 4  # gpu, cpu, disk, remote: the low two bits of a slot
-MOST_BLOCKS = 256  # of one run: a split moves at most that many
+MOST_BLOCKS = 512  # of one run: a split moves at most that many
 UNSURE = -1  # as owner of a run
 
 Slot = int  # ordinal * 4 + tier

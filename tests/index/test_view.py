@@ -453,14 +453,14 @@ def test_knowledge_and_position_belong_to_one_life() -> None:
     assert view.known(A) is None and facts.last is None and facts.epoch == 2
 
 
-def test_five_hundred_blocks_in_one_event_are_found_again() -> None:
-    view, long = View(), blocks_of((0,) * 500)
+def test_eight_hundred_blocks_in_one_event_are_found_again() -> None:
+    view, long = View(), blocks_of((0,) * 800)
     view.apply(stored(A, long))
-    assert depth(view, A, long) == 500 and view.size().runs == 2
-    view.apply(Removed(A, Epoch(1), Tier.GPU, (long[300],)))
-    assert depth(view, A, long) == 300
-    view.apply(Stored(A, Epoch(1), Tier.GPU, long[299], (long[300],), 16))
-    assert depth(view, A, long) == 500
+    assert depth(view, A, long) == 800 and view.size().runs == 2
+    view.apply(Removed(A, Epoch(1), Tier.GPU, (long[600],)))
+    assert depth(view, A, long) == 600
+    view.apply(Stored(A, Epoch(1), Tier.GPU, long[599], (long[600],), 16))
+    assert depth(view, A, long) == 800
 
 
 def says(by: str, state: Knowledge, since: float = 1.0, reason: str = "") -> Known:
