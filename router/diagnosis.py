@@ -12,7 +12,7 @@ nothing where nothing is wrong.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -101,19 +101,26 @@ def _followed(standing: Sequence[Finding], happened: Sequence[Finding]) -> Itera
     """Whatever failed at a worker that is dead or ill is one thing with that; that nobody could be
     chosen is one with the first thing that keeps them from it."""
     first = next((one for one in ordered(standing) if one.blocks), None)
+    down = {one.culprit for one in standing if one.rule in DOWN}
     told: set[int] = set()
     for one in standing:
         same = [
             other
             for other in happened
             if (one.rule in DOWN and other.culprit == one.culprit)
+            or (one is first and other.rule == "retries-used-up" and _all_of(other, down))
             or (one is first and other.rule == "nobody-chosen")
         ]
         told.update(map(id, same))
-        rooms = tuple(room for other in same for room in other.rooms)
-        count = sum(other.count for other in same) or one.count
+        alone = [other for other in same if other.rule != "retries-used-up"]  # is made of others
+        rooms = tuple(room for other in alone for room in other.rooms)
+        count = sum(other.count for other in alone) or one.count
         yield replace(one, rooms=rooms, count=count) if same else one
     yield from (one for one in happened if id(one) not in told)
+
+
+def _all_of(finding: Finding, culprits: Collection[str]) -> bool:
+    return all(name in culprits for name in finding.culprit.split(" and "))
 
 
 def _once(found: Iterable[Finding]) -> list[Finding]:

@@ -24,6 +24,7 @@ GIVEN_UP = (  # we, or the peer, ended it
     "cancelled while waiting", "its request was cancelled", "the request was cancelled",
     "the decode gave up",
 )  # fmt: skip
+BIND = "its bind"  # what a prefill waits for: the decode's first word
 NOBODY = "connection refused"  # at the address that a directory told
 MISSING = (
     "--tokenizer PATH, or tokenizer of the [[workers]] tables, for model {model!r}; or engines "
@@ -192,6 +193,11 @@ def _meeting(meeting: Meeting, record: StageRecord, fleet: Fleet) -> tuple[Rule,
             f"GET http://{where}/ranks shows the addresses it tells; let the ranks register again"
         )
         return rule, f"rank directory {where} of {_named(meeting, 'prefill')}", told
+    if rule == "connect-failed" and BIND in detail:
+        came = (
+            "look at the decode's log: it did not come to the prefill's rank, and told of no reason"
+        )
+        return rule, _named(meeting, "decode"), came
     return rule, _named(meeting, side), step
 
 

@@ -36,7 +36,8 @@ def named(fleet: Fleet, declared: Mapping[Pod, WorkerUp]) -> Iterable[Finding]:
         told = declared.get(up.pod)
         if told is None or told.role is up.role:
             continue
-        lacking = not fleet.selectable(told.role, up.model)
+        roles = (told.role, Role.BOTH)  # a unified worker is in need of nobody else
+        lacking = not any(fleet.selectable(role, up.model) for role in roles)
         blocks = lacking and told.role is not Role.BOTH
         sentence = f"{up.pod} was named as {told.role} and says that it is a {up.role}"
         step = f"name it with --{up.role}, or start it as a {told.role}"

@@ -25,7 +25,7 @@ Rule = Literal[
     "directory-away", "resolve-topology-failed", "resolve-rank-failed", "stale-rank",
     "connection-refused", "connect-failed", "room-mismatch", "kv-never-came", "verify-failed",
     "consume-failed", "no-answer", "first-byte-failed", "end-failed", "retries-used-up", "stuck",
-    "one-culprit", "clients-leave",
+    "one-culprit", "clients-leave", "no-such-route", "key-refused",
 ]  # fmt: skip
 
 

@@ -5,6 +5,7 @@ Pure. Rules of diagnosis.py over the newest attempts. Open it to add one.
     stuck          several wait at a worker for long, and nothing of it ended meanwhile
     clients-leave  most requests end by the client's leaving: they give up before an answer begins
     one-culprit    most failures have one worker in common, beside workers that do well
+    no-such-route  a worker refuses all that it is asked: it is no engine, or wants another key
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from kvplane.vocabulary import Stage
 
-from .findings import MOST_NAMED, Finding
+from .findings import MOST_NAMED, Finding, Rule
 from .meeting import Meeting
 
 NONE: Mapping[str, str] = {}
@@ -23,6 +24,8 @@ STUCK = 3  # that wait; fewer may be one very long prompt
 LEFT = 10  # requests that were left, and more than were answered
 SHARED = 10  # failures before a common worker is looked for
 SHARE = 0.8  # of them it must be part of
+REFUSED = 3  # refusals in a row, and nothing else, of one worker
+STRANGER, LOCKED = (404, 405), (401, 403)  # no such route, model or method; no such key
 
 
 def patterns(
@@ -32,6 +35,7 @@ def patterns(
     yield from stuck(meetings, now, queues)
     yield from left(meetings)
     yield from common(meetings)
+    yield from refuses(meetings)
 
 
 def stuck(
@@ -126,6 +130,46 @@ def common(meetings: Sequence[Meeting]) -> Iterable[Finding]:
     yield Finding(
         f"worker {name}", False, sentence, name, step, Stage.FIRST_BYTE, "one-culprit", rooms, count
     )
+
+
+def refuses(meetings: Sequence[Meeting]) -> Iterable[Finding]:
+    """A worker of which every request lately was told that there is no such thing, or no such key.
+    One that answers others is right: then the caller is wrong."""
+    rows: dict[str, list[Meeting]] = {}
+    other: set[str] = set()  # those that did something else since
+    for one in meetings:
+        name = _refuser(one)
+        if name and name not in other:
+            rows.setdefault(name, []).append(one)
+        elif one.outcome not in ("open", "client_gone"):
+            other |= _workers(one)
+    for name, those in rows.items():
+        if len(those) >= REFUSED:
+            yield _refuses(name, those)
+
+
+def _refuses(name: str, those: Sequence[Meeting]) -> Finding:
+    error = those[0].error or {}
+    locked = error["status"] in LOCKED
+    why = "it wants a key that nobody gave it" if locked else "no such route or model is there"
+    step = "see what answers at its URL: name an engine's own HTTP port, with the role it has"
+    if locked:
+        step = "give the gateway its key: api_key in its [[workers]] table, or --api-key"
+    sentence = f"{error['message']} (so were the last {len(those)} requests answered): {why}"
+    rooms = tuple(str(room) for one in those[:MOST_NAMED] for room in one.rooms)
+    rule: Rule = "key-refused" if locked else "no-such-route"
+    return Finding(
+        f"worker {name}", True, sentence, name, step, Stage.FIRST_BYTE, rule, rooms, len(those)
+    )
+
+
+def _refuser(meeting: Meeting) -> str:
+    """The worker that refused this one so; "" where none did."""
+    error = meeting.error or {}
+    if meeting.outcome != "rejected" or error.get("status") not in STRANGER + LOCKED:
+        return ""
+    side = meeting.prefill if error.get("side") == "prefill" else meeting.decode
+    return side.worker if side is not None else ""
 
 
 def _workers(meeting: Meeting) -> set[str]:

@@ -22,6 +22,11 @@ from kvplane.settings import Settings
 USUAL_URL = "http://127.0.0.1:8000"
 TIMEOUT_S = 15.0  # one question; a diagnosis asks engines and store for a second each
 STAGE_WIDTH = 17
+OTHERS = {  # what may answer where a gateway was meant: a route of it, a member of the answer
+    "/index/stats": ("store_down_s", "an index process, which has no diagnosis"),
+    "/v1/models": ("data", "an engine (to look at engines: --prefill, --decode)"),
+    "/ranks": ("summary", "a prefill's rank directory"),
+}
 
 
 async def doctor(told: Settings) -> int:
@@ -40,8 +45,9 @@ async def doctor(told: Settings) -> int:
             terminal.say(f"nobody answers there: {visiting(told)}")
             return await _visit(told)
         terminal.complain(terminal.unreachable(url, error))
+        silent = isinstance(error, (aiohttp.ClientConnectorError, TimeoutError))
         terminal.say("BLOCKS   worker-pool       gateway")
-        terminal.say(f"         nobody answers at {url}")
+        terminal.say(f"         {'nobody answers' if silent else 'no gateway answers'} at {url}")
         terminal.say("         next: start it (kvplane router, kvplane all), or name its --url")
         return 1
 
@@ -103,22 +109,26 @@ async def ask(session: aiohttp.ClientSession, url: str) -> dict[str, Any]:
         except (aiohttp.ContentTypeError, ValueError):
             found = None
     if not isinstance(found, dict) or not isinstance(found.get("findings"), list):
-        if answer.status == 404 and await _is_index(session, url):
+        what = await _what(session, url) if answer.status == 404 else ""
+        if what:
             raise terminal.NotKvplane(
-                "this is an index process, which has no diagnosis; --url wants a gateway's "
-                f"address, like {USUAL_URL}"
+                f"this is {what}; --url wants a gateway's address, like {USUAL_URL}"
             )
         raise terminal.NotKvplane(f"is this a gateway? /diagnosis answered {answer.status}")
     return found
 
 
-async def _is_index(session: aiohttp.ClientSession, url: str) -> bool:
-    async with session.get(f"{url}/index/stats") as answer:
-        try:
-            found = await answer.json()
-        except (aiohttp.ContentTypeError, ValueError):
-            return False
-    return isinstance(found, dict) and "store_down_s" in found
+async def _what(session: aiohttp.ClientSession, url: str) -> str:
+    """What else of ours, or an engine, answers there; "" where that cannot be seen."""
+    for path, (member, what) in OTHERS.items():
+        async with session.get(url + path) as answer:
+            try:
+                found = await answer.json()
+            except (aiohttp.ContentTypeError, ValueError):
+                continue
+        if isinstance(found, dict) and member in found:
+            return what
+    return ""
 
 
 def lines(diagnosis: Mapping[str, Any], where: str) -> Iterator[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from kit.rules import held
 
 from kvplane.router.breaker import Breakers
@@ -13,7 +14,18 @@ from kvplane.router.discovery import Waiting
 from kvplane.router.findings import Finding
 from kvplane.router.fleet import Fleet
 from kvplane.router.meeting import Meeting
-from kvplane.vocabulary import Epoch, Knowledge, Known, Pod, Role, Stage, WorkerUp
+from kvplane.router.remembered import Party
+from kvplane.vocabulary import (
+    Epoch,
+    Knowledge,
+    Known,
+    Pod,
+    Role,
+    Room,
+    Stage,
+    StageRecord,
+    WorkerUp,
+)
 
 EVENTS = ("tcp://p1:5557",)
 PREFILL = WorkerUp(Pod("p1"), "http://p1:1", Role.PREFILL, model="tiny", events=EVENTS)
@@ -46,6 +58,78 @@ def unchosen(code: str = "no_decode_available") -> Meeting:
     made.steps, made.ended = [Stage.POOL, 98.0, Stage.AVAILABILITY, 98.5], 99.0
     made.error = {"code": code, "message": "no decode worker can be used"}
     return made
+
+
+def attempt(number: int, outcome: str = "failed", ended: float = 99.0, **error: Any) -> Meeting:
+    """One attempt of p1 and d1; the newest has the largest number."""
+    parties = Party("p1", "http://p1:1"), Party("d1", "http://d1:1")
+    made = Meeting(
+        f"r{number}", 1, "/generate", "tiny", (Room(number),), *parties, None, outcome=outcome,
+        begun=98.0, ended=ended, error=error or None, stopped="no attempts left",
+    )  # fmt: skip
+    made.steps = [Stage.POOL, 98.0, Stage.FIRST_BYTE, 98.5]
+    return made
+
+
+def no(status: int, side: str = "decode") -> dict[str, Any]:
+    name = "d1" if side == "decode" else "p1"
+    message = f"{side} {name} answered {status}: no"
+    return {"code": "invalid_request", "message": message, "side": side, "status": status}
+
+
+@pytest.mark.parametrize(
+    ("status", "side", "rule", "culprit"),
+    [
+        (404, "decode", "no-such-route", "d1"), (405, "prefill", "no-such-route", "p1"),
+        (401, "prefill", "key-refused", "p1"), (403, "decode", "key-refused", "d1"),
+    ],
+)  # fmt: skip
+def test_a_worker_that_refuses_all_it_is_asked_is_no_engine_or_wants_a_key(
+    status: int, side: str, rule: str, culprit: str
+) -> None:
+    refused = [attempt(number, "rejected", **no(status, side)) for number in (3, 2, 1)]
+    fleet = plane(PREFILL, DECODE)
+    (one,) = told(fleet, meetings=refused)
+    assert (one.rule, one.culprit, one.blocks, one.count) == (rule, culprit, True, 3)
+    assert f"answered {status}: no" in one.sentence and one.rooms == ("3", "2", "1")
+    assert told(fleet, meetings=refused[1:]) == [], "two may be two callers' mistakes"
+    assert told(fleet, meetings=[attempt(4, "ok"), *refused]) == [], "it answers others"
+    assert told(fleet, meetings=[*refused, attempt(0, "ok")]) != [], "it did, and does no more"
+    mistakes = [attempt(number, "rejected", **no(400, side)) for number in (3, 2, 1)]
+    assert told(fleet, meetings=mistakes) == [], "bad requests are their callers'"
+
+
+def test_a_unified_worker_that_was_named_as_a_prefill_keeps_nobody_out() -> None:
+    fleet = plane(replace(PREFILL, role=Role.BOTH), DECODE)
+    (one,) = told(fleet, declared={Pod("p1"): PREFILL})
+    assert (one.rule, one.blocks) == ("wrong-role", False)
+    ill(fleet, Pod("p1"))
+    assert all(one.blocks for one in told(fleet, declared={Pod("p1"): PREFILL}))
+
+
+def test_a_prefill_that_waited_for_a_decode_which_never_came_is_not_to_blame() -> None:
+    made = attempt(71, code="deadline_exceeded", message="30 s", side="decode", leg="TimedOut")
+    detail = "cancelled while waiting for its bind of decode of room 71"
+    record = StageRecord(Room(71), Stage.CONNECT, "failed", 9.0, detail, "prefill@p1", 1.0)
+    made.stages = {Room(71): [record]}
+    (one,) = told(plane(PREFILL, DECODE), meetings=[made])
+    assert (one.rule, one.stage, one.culprit) == ("connect-failed", Stage.CONNECT, "d1")
+    assert "decode's log" in one.next_step
+
+
+def test_attempts_that_failed_at_workers_which_are_all_down_are_one_thing_with_that() -> None:
+    first = attempt(1, stage="verify", message="m", side="prefill", code="transfer_failed")
+    second = attempt(2, stage="consume", message="m", side="decode", code="transfer_failed")
+    second.request_id, second.attempt, first.stopped = first.request_id, 2, ""
+    fleet = plane(PREFILL, DECODE)
+    rules = [one.rule for one in told(fleet, meetings=[second, first])]
+    assert sorted(rules) == ["consume-failed", "retries-used-up", "verify-failed"]
+    ill(fleet, Pod("p1"))
+    ill(fleet, Pod("d1"))
+    found = told(fleet, meetings=[second, first])
+    assert sorted((one.culprit, one.rule, one.count, one.rooms) for one in found) == [
+        ("d1", "unhealthy", 1, ("2",)), ("p1", "unhealthy", 1, ("1",)),
+    ]  # fmt: skip
 
 
 def test_a_side_that_nobody_named_is_told_before_the_other_one_serves() -> None:
