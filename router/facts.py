@@ -13,7 +13,7 @@ from kvplane.vocabulary import Binding, Epoch, Knowledge
 
 from .choice import BYTES_PER_TOKEN, Choice
 from .errors import GatewayError
-from .handoffs import HANDOFFS, way
+from .handoffs import HANDOFFS
 from .meeting import Meeting
 from .plans import Prompt
 from .remembered import Party, Why
@@ -113,7 +113,7 @@ def meeting(ask: Ask, choice: Choice, bindings: Sequence[Binding], number: int) 
         model = ask.model
     if prefill is not None:
         met = _party(prefill, choice.prefill_epoch)
-        if bindings and HANDOFFS[way(prefill.up)].directory:  # else nobody looks there
+        if bindings and HANDOFFS[prefill.way].directory:  # else nobody looks there
             directory = bindings[0].triple.host, bindings[0].triple.port
     silent, told = _silent(decode.up.engine, (prefill or decode).up.engine)
     if bindings and told:

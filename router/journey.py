@@ -78,11 +78,6 @@ class Journey:
         if choice.prefill is not None:
             account.take(Side.PREFILL, choice.prefill, computed, now)
 
-    @property
-    def headers(self) -> facts.HeaderList:
-        """What the answer carries, also where it is an error."""
-        return facts.headers(self.ask, self.choice, self.bindings)
-
     async def travel(self, client: Client) -> None:
         """Send both legs and pass the answer on. Raises LegFailed before the first byte only;
         after it the answer ends honestly."""
@@ -91,7 +86,7 @@ class Journey:
             sent = await means.sending.begin(self.ask, self.choice, self.bindings, client.bell)
             self.sent, attempt = sent, sent.attempt
             attempt.on_start, attempt.on_prefill_end = self._began, self._prefill_ended
-            await dispatch(attempt, client, self.headers)
+            await dispatch(attempt, client, facts.headers(self.ask, self.choice, self.bindings))
         except LegFailed as failed:
             self._judge(failed)
             if not failed.started:
@@ -109,7 +104,7 @@ class Journey:
         means, meeting, account, sent = self.means, self.meeting, self.account, self.sent
         if meeting.outcome == "open":
             means.ledger.close(meeting, "failed", {"message": "ended by the gateway"})
-        account.close(means.now(), means.count, means.opened)
+        account.close(meeting.ended or means.now(), means.count, means.opened)
         account.release(Side.DECODE)
         if sent is None:
             account.release(Side.PREFILL)
@@ -134,7 +129,8 @@ class Journey:
         silent = failed.silent and self.sent is not None and self.sent.attempt.silent
         guilty = self.account.judge(failed, silent, self.means.now())
         failed.cause.room = ",".join(str(binding.room) for binding in self.bindings) or None
-        failed.cause.headers, failed.cause.request_id = self.headers, self.ask.request_id
+        failed.cause.headers = facts.headers(self.ask, self.choice, self.bindings)
+        failed.cause.request_id = self.ask.request_id
         shape = failed.cause.shape()["error"] | {"side": guilty.value, "status": failed.status}
         shape["leg"] = None if failed.leg is None else type(failed.leg).__name__
         ended = "rejected" if failed.callers_mistake else "failed"
