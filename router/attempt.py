@@ -9,8 +9,10 @@ and aftermath.py follow it. Open it to change when a leg counts as failed, given
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass, field
+
+import msgspec
 
 from .blame import LegFailed, Side, leg_broke, stream_said
 from .errors import GatewayError
@@ -32,9 +34,9 @@ def nothing(*_: object) -> None:
     """Nobody wants to know."""
 
 
-@dataclass(slots=True, eq=False)
-class Attempt:
-    """Two legs; no prefill leg with a unified worker."""
+class Attempt(msgspec.Struct, eq=False):
+    """Two legs; no prefill leg with a unified worker. Prefill's bell, so that nobody wakes for its
+    usual end."""
 
     decode: Exchange
     decode_worker: str
@@ -47,19 +49,37 @@ class Attempt:
     merge: Merge | None = None  # prefill's part of decode's answer
     keeps: bool = False  # prefill's answer is needed whole
     without: str = ""  # why decode had nothing to fetch
-    usage: Usage = field(default_factory=Usage)  # read off prefill's answer, or the only one
+    usage: Usage = msgspec.field(
+        default_factory=Usage
+    )  # read off prefill's answer, or the only one
     decode_usage: Usage | None = None  # read off decode's, where that tells of the transfer
     started: bool = False  # the client has the head of an answer
     prefill_ended: bool = False
+    awaited: bool = False  # somebody waits for prefill's end
     _closed: bool = False
     _given_up: tuple[Side, ...] = ()
-    _heard: list[bytes] = field(default_factory=list)  # prefill's answer, where it is kept
+    _heard: list[bytes] = []  # prefill's answer, where it is kept
     _heard_bytes: int = 0
 
     @property
     def answer(self) -> bytes:
         """What came of prefill's answer, where it is kept."""
         return b"".join(self._heard)
+
+    def ring(self) -> None:
+        """Prefill's leg has news. An end that only has to be booked is booked, all else wakes."""
+        leg = self.prefill
+        if leg is not None and leg.complete and 200 <= leg.status < 300 and not self.keeps:
+            self.usage.feed(leg.take())
+            if self.usage.error() is None and not self.prefill_ended:
+                self._end_prefill()
+                if not self.awaited:
+                    return
+        self.decode.bell.ring()
+
+    def wait(self) -> asyncio.Future[None]:
+        """Until either leg or the client has news."""
+        return self.decode.bell.wait()
 
     def abort(self) -> None:
         """Close what is still open. Idempotent."""
@@ -103,12 +123,15 @@ class Attempt:
             if self._heard_bytes > MOST_BYTES:
                 raise self._too_long()
         if leg.complete:
-            self.prefill_ended = True
-            self.on_prefill_end()
+            self._end_prefill()
             if (said := self.usage.error()) is not None:
                 raise stream_said(Side.PREFILL, self.prefill_worker, *said)
             if not self._closed:
                 self._pass_on()
+
+    def _end_prefill(self) -> None:
+        self.prefill_ended = True
+        self.on_prefill_end()
 
     def look_at_decode(self) -> None:
         """Raise where decode failed; tokens of a stream that came before go out first."""

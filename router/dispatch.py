@@ -18,7 +18,7 @@ import contextlib
 from collections.abc import Callable
 from typing import Protocol
 
-from .attempt import Attempt, Refusal, is_stream
+from .attempt import Attempt, Refusal
 from .blame import LegFailed, Side, engine_refused
 from .errors import GatewayError
 from .legs_errors import TimedOut
@@ -79,17 +79,14 @@ async def dispatch(attempt: Attempt, client: Client, headers: HeaderList) -> Non
 
 
 async def _answer(attempt: Attempt, client: Client, headers: HeaderList) -> None:
-    while True:
-        _look(attempt, client)
-        if _ready(attempt):
-            break
+    while not _ready(attempt, client):
         await client.bell.wait()
-    if attempt.merge is not None and not is_stream(attempt.decode):
+    decode, merge = attempt.decode, attempt.merge
+    if merge is not None and not decode.stream:
         await _merged(attempt, client, headers)
         return
-    decode, merge = attempt.decode, attempt.merge
-    passes = _passing(attempt, client) if merge is None else None
     await _start(attempt, client, headers)
+    passes: Callable[[bytes], bool] | None = None
     while True:
         _look(attempt, client)
         data = decode.take()
@@ -102,7 +99,8 @@ async def _answer(attempt: Attempt, client: Client, headers: HeaderList) -> None
         if last:
             return
         if not decode.buffered_bytes and not decode.over:
-            decode.tap = passes
+            if merge is None:
+                decode.tap = passes = passes or _passing(attempt, client)
             try:
                 await client.bell.wait()
             finally:
@@ -129,15 +127,14 @@ def _passing(attempt: Attempt, client: Client) -> Callable[[bytes], bool]:
     return passes
 
 
-def _ready(attempt: Attempt) -> bool:
+def _ready(attempt: Attempt, client: Client) -> bool:
     """May the head leave? A stream at its first byte; a plain answer when it is whole, so that
     one which breaks off can still become an error, or when it is more than we hold back."""
+    _look(attempt, client)
     decode = attempt.decode
-    if not 200 <= decode.status < 300:
+    if not decode.status or (attempt.merge is not None and not attempt.prefill_ended):
         return False
-    if attempt.merge is not None and not attempt.prefill_ended:
-        return False
-    if is_stream(decode):
+    if decode.stream:
         return decode.buffered_bytes > 0 or decode.complete
     return decode.complete or decode.paused
 
@@ -146,7 +143,7 @@ async def _start(
     attempt: Attempt, client: Client, headers: HeaderList, length: int | None = None
 ) -> None:
     """The head leaves; where the body is edited its length is ours to tell."""
-    attempt.started = True
+    attempt.started, attempt.decode.calm = True, False
     attempt.on_start()
     theirs = attempt.decode.passed_back()
     if attempt.merge is not None:
@@ -186,8 +183,12 @@ async def _merged(attempt: Attempt, client: Client, headers: HeaderList) -> None
 def _look(attempt: Attempt, client: Client) -> None:
     if client.gone:
         raise ClientGone
-    attempt.look_at_prefill()
-    attempt.look_at_decode()
+    prefill, decode = attempt.prefill, attempt.decode
+    if prefill is not None and not attempt.prefill_ended and (prefill.status or prefill.over):
+        attempt.look_at_prefill()
+        decode = attempt.decode  # which may have begun only now
+    if decode.error is not None or decode.status >= 300:
+        attempt.look_at_decode()
 
 
 async def _error_body(leg: Exchange, client: Client) -> bytes:
@@ -213,14 +214,15 @@ async def _error_body(leg: Exchange, client: Client) -> bytes:
 def settled(attempt: Attempt) -> bool:
     """Is nothing of prefill's answer left to wait for? What came of it is read on the way."""
     leg = attempt.prefill
-    with contextlib.suppress(LegFailed, Refusal):
-        attempt.look_at_prefill()
+    if leg is not None and not attempt.prefill_ended:
+        with contextlib.suppress(LegFailed, Refusal):
+            attempt.look_at_prefill()
     return leg is None or leg.over
 
 
 async def finish_prefill(attempt: Attempt, bell: Bell, deadline_s: float) -> None:
     """After decode's end: let prefill's answer end too, for its usage. Never raises LegFailed."""
-    leg = attempt.prefill
+    leg, attempt.awaited = attempt.prefill, True
     try:
         if leg is None:
             return

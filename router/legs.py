@@ -22,7 +22,7 @@ from kvplane.runtime import Clock, SystemClock, cancel, supervise
 from .credentials import Credentials
 from .legs_connection import Connection
 from .legs_errors import LegError, PoolFull, Refused, TlsFailed
-from .legs_exchange import Bell, Exchange
+from .legs_exchange import Bell, Exchange, Rung
 from .legs_heads import Heads
 from .legs_settings import LegSettings
 from .legs_wire import Headers, Origin, request_head
@@ -113,7 +113,7 @@ class Legs:
         target: str,
         headers: Headers | bytes = (),
         body: bytes = b"",
-        bell: Bell | None = None,
+        bell: Rung | None = None,
         method: str = "POST",
         patient: bool = False,
     ) -> Exchange:

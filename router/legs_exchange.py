@@ -52,6 +52,13 @@ class Bell:
         return waiter
 
 
+class Rung(Protocol):
+    """What an exchange needs of the one who waits for it."""
+
+    def ring(self) -> None: ...
+    def wait(self) -> asyncio.Future[None]: ...
+
+
 class Line(Protocol):
     """What an exchange needs of its connection."""
 
@@ -67,7 +74,7 @@ class Exchange(msgspec.Struct, eq=False):
     head_out: bytes
     body_out: bytes
     _settings: LegSettings
-    bell: Bell
+    bell: Rung
     on_over: Callable[[Exchange], None] | None = None  # the pool lets go of it
     patient: bool = False  # its head comes with its end: no deadline but the whole leg's
     _begun: float = 0.0  # by the pool's clock

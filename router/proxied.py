@@ -81,7 +81,7 @@ def read_call(path: str, raw: bytes, request_id: str, headers: HeaderList, salt:
         return Call(path, raw, request_id, headers, kind, "", 1 + len(raw) // BYTES_PER_TOKEN)
     if not isinstance(body, dict):
         raise GatewayError("invalid_request", "body must be a JSON object")
-    raw = splice(raw, body, reserved, [])
+    raw = splice(raw, body, reserved)
     body = {name: value for name, value in body.items() if not reserved(name)}
     raw, body = apart(path, raw, body, salt)
     tokens = 1 + len(raw) // BYTES_PER_TOKEN + _wanted(path, body)

@@ -13,14 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import msgspec
 
 from kvplane.bootstrap import mint
+from kvplane.dice import DICE
 from kvplane.runtime import Clock
 from kvplane.vocabulary import MAX_ROOM, Binding, BootstrapTriple, Role, Room
 
@@ -30,13 +29,13 @@ from .choice import Choice
 from .errands import Errands
 from .facts import BOOTSTRAP_PORT
 from .fleet import Fleet
-from .handoffs import Bodies, Handoff, Headers, Seats, handoff, way
+from .handoffs import HANDOFFS, SINGLE, Bodies, Handoff, Headers, Seats, alone, way
 from .handovers import Handovers
 from .legs import Legs
 from .legs_errors import Aborted, Stale
-from .legs_exchange import Bell, Exchange
+from .legs_exchange import Bell, Exchange, Rung
 from .legs_settings import LegSettings
-from .legs_wire import Origin, forwarded, header_lines
+from .legs_wire import FORWARDED, Origin, forwarded, header_lines
 from .logprobs import Merge
 from .metrics import RouterMetrics
 from .prefill_ids import PrefillIds
@@ -47,6 +46,7 @@ from .usage import Usage
 MOST_ABORTS = 64  # names of one request that are called off; the rest ends with its connection
 NAME_FREE_S = 0.5  # a name being called off is waited for; engines answer in milliseconds
 CLEAN_UP_S = 30.0  # a fetch of blocks and one token; Nixl's lease is as long
+JSON_LINE = b"content-type: application/json\r\n"
 UNSENT = LegSettings()  # of a leg that waits for prefill: no deadline runs
 
 
@@ -56,7 +56,6 @@ def bind(ask: Ask, choice: Choice) -> list[Binding]:
     prefill, decode = choice.prefill, choice.decode
     if prefill is None:
         return []
-    how = handoff(prefill.up, decode.up)
     host, port = prefill.bootstrap_host, prefill.up.bootstrap_port or BOOTSTRAP_PORT
     return [
         Binding(
@@ -67,27 +66,30 @@ def bind(ask: Ask, choice: Choice) -> list[Binding]:
             choice.prefill_epoch,
             choice.decode_epoch,
         )
-        for room in _rooms(how, ask, prefill)
+        for room in _rooms(HANDOFFS[prefill.way], ask, prefill)
     ]
 
 
 def _rooms(how: Handoff, ask: Ask, prefill: Target) -> Sequence[Room]:
     count, rank, size = how.rooms(ask), prefill.worker.dp_rank, prefill.up.dp_size
     rooms: dict[Room, None] = {}
-    while len(rooms) < count:
-        room = mint(lambda: secrets.randbits(63), rank, size)
+    while True:
+        room = mint(DICE.bits63, rank, size)
+        if count == 1:
+            return (room,)
         if how.counted and not ask.batched:
             if room + count <= MAX_ROOM:
                 return [Room(room + at) for at in range(count)]
         else:
             rooms[room] = None
-    return list(rooms)
+            if len(rooms) == count:
+                return list(rooms)
 
 
-@dataclass(slots=True)
-class Sent:
+class Sent(msgspec.Struct, eq=False):
     """One attempt's requests, as long as anybody may ask what became of them."""
 
+    by: Sending
     ask: Ask
     prefill: Target | None
     decode: Target
@@ -99,6 +101,10 @@ class Sent:
     def target(self, side: Side) -> Target:
         """The worker of a side."""
         return self.prefill if side is Side.PREFILL and self.prefill is not None else self.decode
+
+    def given_up(self, side: Side) -> None:
+        """The attempt closed one leg, whose engine may be at work."""
+        self.by.call_off(self, side)
 
 
 class Sending:
@@ -117,26 +123,21 @@ class Sending:
         """Both requests leave in one step, or prefill's alone. Raises LegFailed where the prefill
         cannot be told from others."""
         prefill, decode = choice.prefill, choice.decode
-        how = handoff(prefill.up if prefill is not None else None, decode.up)
-        engine_id = ""
-        if prefill is not None and how.directory == "query":
-            engine_id = await self._ids.of(prefill)
-        size = prefill.up.dp_size if prefill is not None else 1
-        seats = Seats(size, decode.up.dp_size, decode.worker.dp_rank, engine_id)
-        bodies = how.write(ask, bindings, seats)
+        how = alone(decode.up) if prefill is None else HANDOFFS[prefill.way]
+        bodies = how.write(ask, bindings, await self._seats(how, prefill, decode))
         if self._ending:
             await self._free(bodies.rids)
-        lines = b"x-request-id: %s\r\n%s" % (ask.request_id.encode(), shared_lines(ask))
+        lines = b"x-request-id: %b\r\n%b" % (ask.request_id.encode(), shared_lines(ask))
         if bodies.decode is None:
             first = Exchange(Origin.parse(decode.url), b"", b"", UNSENT, bell)
         else:
             first = self._leg(ask, decode, lines, bodies.decode_headers, bodies.decode, bell)
         attempt = Attempt(first, decode.name)
-        sent = Sent(ask, prefill, decode, bodies, lines, choice.prompt_tokens, attempt)
+        sent = Sent(self, ask, prefill, decode, bodies, lines, choice.prompt_tokens, attempt)
         if bodies.rids or bodies.prefill is not None:
-            attempt.on_given_up = lambda side: self._call_off(sent, side)
+            attempt.on_given_up = sent.given_up
         if prefill is not None and bodies.prefill is not None:
-            self._prefill(sent, prefill, bodies.prefill, bell)
+            self._prefill(sent, prefill, bodies.prefill)
         return sent
 
     def ended(self, sent: Sent) -> str:
@@ -162,6 +163,15 @@ class Sending:
 
     # -- in order of use
 
+    async def _seats(self, how: Handoff, prefill: Target | None, decode: Target) -> Seats:
+        size = prefill.up.dp_size if prefill is not None else 1
+        engine_id = ""
+        if prefill is not None and how.directory == "query":
+            engine_id = await self._ids.of(prefill)
+        elif size == decode.up.dp_size == 1:
+            return SINGLE
+        return Seats(size, decode.up.dp_size, decode.worker.dp_rank, engine_id)
+
     async def _free(self, rids: Sequence[str]) -> None:
         """A name that the client gave is used again only when its engines heard that it ended, or
         the abort of one attempt would end the next."""
@@ -173,33 +183,38 @@ class Sending:
                             await asyncio.shield(heard)
 
     def _leg(
-        self, ask: Ask, target: Target, lines: bytes, more: Headers, body: bytes, bell: Bell
+        self, ask: Ask, target: Target, lines: bytes, more: Headers, body: bytes, bell: Rung
     ) -> Exchange:
         if more:
             lines += header_lines(more)
-        origin, patient = Origin.parse(target.url), not ask.stream
-        return self._legs.begin(origin, ask.path, lines, body, bell, patient=patient)
+        origin, plain = Origin.parse(target.url), not ask.stream
+        leg = self._legs.begin(origin, ask.path, lines, body, bell, patient=plain)
+        leg.calm = plain  # it is nobody's before it is whole
+        return leg
 
-    def _prefill(self, sent: Sent, target: Target, body: bytes, bell: Bell) -> None:
-        attempt, bodies, more = sent.attempt, sent.bodies, sent.bodies.prefill_headers
-        attempt.prefill = self._leg(sent.ask, target, sent.lines, more, body, bell)
-        attempt.prefill.calm = attempt.prefill.slow = True  # nobody's before it is whole
-        attempt.prefill_worker = target.name
+    def _prefill(self, sent: Sent, target: Target, body: bytes) -> None:
+        attempt, bodies = sent.attempt, sent.bodies
+        leg = self._leg(sent.ask, target, sent.lines, bodies.prefill_headers, body, attempt)
+        leg.calm = leg.slow = True  # also a stream
+        attempt.prefill, attempt.prefill_worker = leg, target.name
         if bodies.merge:
             attempt.merge = Merge()
         attempt.keeps = bodies.merge or bodies.then is not None or bodies.clean_up is not None
-        attempt.decode_usage = Usage() if bodies.ignored is not None else None
+        if bodies.ignored is not None:
+            attempt.decode_usage = Usage()
         if (then := bodies.then) is not None:
 
             def follow(answer: bytes) -> Exchange:
                 second = then(answer)
                 attempt.without = second.without
                 more = bodies.decode_headers
-                return self._leg(sent.ask, sent.decode, sent.lines, more, second.body, bell)
+                return self._leg(
+                    sent.ask, sent.decode, sent.lines, more, second.body, attempt.decode.bell
+                )
 
             attempt.follow = follow
 
-    def _call_off(self, sent: Sent, side: Side) -> None:
+    def call_off(self, sent: Sent, side: Side) -> None:
         """Its connection is closed already; an engine that knows its name ends it at once too."""
         if not sent.bodies.rids:
             self.handovers.aborted(side, "closed")
@@ -262,4 +277,6 @@ class Sending:
 def shared_lines(ask: Ask) -> bytes:
     """Headers of whatever is sent to an engine for this request: nothing of the client's that could
     name a room, a rank or a host."""
+    if FORWARDED.isdisjoint([name for name, _ in ask.headers]):
+        return JSON_LINE
     return header_lines([(b"content-type", b"application/json"), *forwarded(ask.headers)])

@@ -10,7 +10,7 @@ blanks and doubles between them go. Open it to change how bodies are edited.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -20,26 +20,24 @@ LONG_BYTES = 64 * 1024  # above, members are cut out by the decoder: 100 ns a to
 
 
 def splice(
-    raw: bytes,
-    body: Mapping[str, Any],
-    drop: Callable[[str], bool],
-    add: Sequence[tuple[str, bytes]],
+    raw: bytes, body: Mapping[str, Any], drop: Callable[[str], bool] | None, add: bytes = b""
 ) -> bytes:
-    """`raw` without the top-level members that `drop` names, with `add` (name, JSON) at its end.
+    """`raw` without the top-level members that `drop` names (None: nobody need look), and with
+    `add` at its end: members as JSON has them, without braces.
 
     `body` is `raw` decoded: it tells by its decoded keys whether anything must go, so that
     escapes in a name hide nothing. All doubles of a dropped name go.
     """
-    dropped = [name for name in body if drop(name)]
-    if dropped:
+    left = len(body)
+    if drop is not None and (dropped := [name for name in body if drop(name)]):
         without = _without if len(raw) <= LONG_BYTES else _rebuilt
         raw = without(raw, frozenset(dropped))
+        left -= len(dropped)
     if not add:
         return raw
     end = raw.rindex(b"}")
-    members = b",".join([b'"%s":%s' % (name.encode(), value) for name, value in add])
-    comma = b"," if len(body) > len(dropped) else b""
-    return b"".join((raw[:end], comma, members, raw[end:]))
+    begin = raw[:end] if end < LONG_BYTES else memoryview(raw)[:end]  # copied once, below
+    return b"".join((begin, b"," if left else b"", add, raw[end:]))
 
 
 def _without(raw: bytes, dropped: frozenset[str]) -> bytes:

@@ -53,7 +53,8 @@ def apart(path: str, raw: bytes, body: Body, salt: str) -> tuple[bytes, Body]:
         salt = f"{salt}:{hashlib.sha256(told).hexdigest()[:SHOWN]}"
     added = SALTS if path == NATIVE else SALTS[:1]
     told = msgspec.json.encode(salt)
-    raw = splice(raw, body, SALTS.__contains__, [(name, told) for name in added])
+    members = b",".join([b'"%b":%b' % (name.encode(), told) for name in added])
+    raw = splice(raw, body, SALTS.__contains__, members)
     kept = {name: value for name, value in body.items() if name not in SALTS}
     return raw, kept | dict.fromkeys(added, salt)
 

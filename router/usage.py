@@ -11,6 +11,7 @@ another place.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -18,27 +19,66 @@ import msgspec
 
 from .errors import STAGES
 
+NAME = b'"cached_tokens"'
 MOST_LOOKED = 8  # events that speak of cached tokens; the last one that says a number counts
 MOST_BYTES = 256 * 1024  # of a whole answer; of a longer one the end is kept
 
 
-class Usage:
+MOST_TOKENS = 2**32  # beyond it is no count: a counter would not take it
+
+
+class _Details(msgspec.Struct, gc=False):
+    cached_tokens: int | None = None
+
+
+class _Usage(msgspec.Struct, gc=False):
+    prompt_tokens_details: _Details | None = None
+
+
+class _Answer(msgspec.Struct, gc=False):
+    """What is read of an answer that is as engines make it."""
+
+    usage: _Usage | None = None
+    meta_info: _Details | None = None
+
+    def cached_tokens(self) -> int | None:
+        """The first that is one."""
+        details = None if self.usage is None else self.usage.prompt_tokens_details
+        for place in (details, self.meta_info):
+            count = None if place is None else place.cached_tokens
+            if count is not None and 0 <= count < MOST_TOKENS:
+                return count
+        return None
+
+
+_PLAIN = msgspec.json.Decoder(_Answer)
+
+
+class Usage(msgspec.Struct):
     """Collects the (end of the) answer of one leg; bounded."""
 
-    def __init__(self) -> None:
-        self._data = bytearray()
-        self._cut = False
+    _data: bytes | bytearray = b""
+    _cut: bool = False
 
     def feed(self, data: bytes) -> None:
         """More of the answer."""
-        self._data += data
+        if not self._data:
+            self._data = data  # most come whole
+        else:
+            if isinstance(self._data, bytes):
+                self._data = bytearray(self._data)
+            self._data += data
         if len(self._data) > MOST_BYTES:
-            del self._data[: len(self._data) - MOST_BYTES // 2]
-            self._cut = True
+            self._data, self._cut = bytearray(self._data[-MOST_BYTES // 2 :]), True
 
     def cached_tokens(self) -> int | None:
         """Summed over the prompts of a list; None where the engine did not say."""
-        told = [text for text in self._texts() if b'"cached_tokens"' in text]
+        if NAME not in self._data:
+            return None
+        if self._data[:1] == b"{" and not self._cut:  # most are one object
+            with contextlib.suppress(msgspec.DecodeError, RecursionError):  # else looked at below
+                return _PLAIN.decode(self._data).cached_tokens()
+        told = [text for text in self._texts() if NAME in text]
         for event in _decoded(reversed(told[-MOST_LOOKED:])):
             if (count := _cached(event)) is not None:
                 return count
@@ -84,6 +124,6 @@ def _cached(event: Any) -> int | None:
     details = usage.get("prompt_tokens_details") if isinstance(usage, dict) else None
     for place in (details, event.get("meta_info")):
         count = place.get("cached_tokens") if isinstance(place, dict) else None
-        if isinstance(count, int) and not isinstance(count, bool) and 0 <= count < 2**32:
-            return count  # anything else is no count: a counter would not take it
+        if isinstance(count, int) and not isinstance(count, bool) and 0 <= count < MOST_TOKENS:
+            return count
     return None

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from kvplane.vocabulary import WorkerUp
 
-from .base import Bodies, Handoff, Headers, Seats, Second, reserved, way
+from .base import SINGLE, Bodies, Handoff, Headers, Seats, Second, reserved, way
 from .none import Unified, UnifiedVllm
 from .sglang import Kvplane, Sglang, SglangCounted, SglangLists
 from .sglang_headers import SglangHeaders
@@ -29,21 +29,20 @@ HANDOFFS: dict[str, Handoff] = {
 }
 
 
-def handoff(prefill: WorkerUp | None, decode: WorkerUp) -> Handoff:
-    """How a request is handed over between these two; a KeyError where no row is theirs."""
-    if prefill is not None:
-        return HANDOFFS[way(prefill)]
+def alone(decode: WorkerUp) -> Handoff:
+    """What a worker without a prefill is sent; two take the row of `way`."""
     return HANDOFFS["none-vllm" if decode.engine == "vllm" else "none"]
 
 
 __all__ = [
     "HANDOFFS",
+    "SINGLE",
     "Bodies",
     "Handoff",
     "Headers",
     "Seats",
     "Second",
-    "handoff",
+    "alone",
     "reserved",
     "way",
 ]

@@ -10,8 +10,8 @@ returns. Open it to change what every engine's way of starting a transfer must o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Protocol
 
 import msgspec
 
@@ -24,13 +24,19 @@ RESERVED = frozenset(
     {"routed_dp_rank", "data_parallel_rank", "disagg_prefill_dp_rank", "decode_tp_size"}
     | {"kv_transfer_params", "disagg_transfer_id"}
 )
+PREFIX = "bootstrap_"
 
 Headers = tuple[tuple[bytes, bytes], ...]
 
 
 def reserved(name: str) -> bool:
     """Is this top-level member the gateway's alone?"""
-    return name in RESERVED or name.startswith("bootstrap_")
+    return name in RESERVED or name.startswith(PREFIX)
+
+
+def suspect(body: Mapping[str, Any]) -> bool:
+    """May one of these members be reserved? One look at all of them; most bodies hold none."""
+    return not RESERVED.isdisjoint(body) or PREFIX in " ".join(body)
 
 
 class Second(msgspec.Struct, frozen=True):
@@ -58,7 +64,7 @@ class Bodies(msgspec.Struct, frozen=True):
     rids: tuple[str, ...] = ()  # by which POST /abort_request ends it; () = closing does
 
 
-class Seats(msgspec.Struct, frozen=True):
+class Seats(msgspec.Struct, frozen=True, gc=False):
     """What a hand-off needs to know of the two pods beside the binding."""
 
     prefill_dp: int = 1  # data-parallel ranks
@@ -71,6 +77,9 @@ class Seats(msgspec.Struct, frozen=True):
         """The decode's rank as vLLM reads it, where there are several."""
         rank = (b"x-data-parallel-rank", b"%d" % self.decode_rank)
         return (rank,) if self.decode_dp > 1 else ()
+
+
+SINGLE = Seats()  # both have one rank, and its name need not be known
 
 
 class Handoff(Protocol):

@@ -32,7 +32,7 @@ class Unified:
 
     def write(self, ask: Ask, bindings: Sequence[Binding], seats: Seats) -> Bodies:
         """One body; the dp rank travels where the worker has several."""
-        rank = [("routed_dp_rank", b"%d" % seats.decode_rank)] if seats.decode_dp > 1 else []
+        rank = b'"routed_dp_rank":%d' % seats.decode_rank if seats.decode_dp > 1 else b""
         return Bodies(None, splice(ask.raw, ask.body, reserved, rank))
 
 
@@ -41,5 +41,5 @@ class UnifiedVllm(Unified):
 
     def write(self, ask: Ask, bindings: Sequence[Binding], seats: Seats) -> Bodies:
         """One body, and a header where the worker has several ranks."""
-        body = splice(ask.raw, ask.body, reserved, ())
+        body = splice(ask.raw, ask.body, reserved)
         return Bodies(None, body, decode_headers=seats.decode_header)

@@ -11,6 +11,7 @@ The tiny engine speaks it too. Open it when SGLang reads other members.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Literal
 
 import msgspec
@@ -20,12 +21,14 @@ from kvplane.vocabulary import Binding
 from ..logprobs import needed
 from ..request import Ask
 from ..splice import splice
-from .base import Bodies, Seats, reserved
+from .base import SINGLE, Bodies, Seats, reserved, suspect
 from .sglang_samples import Members, refusal, replaced, unrolled
 
 # Streams of OpenAI routes tell usage only when asked to. Nobody but us reads prefill's stream, and
 # its cached tokens are what the index's foresight is judged by.
-USAGE = ("stream_options", b'{"include_usage":true}')
+OPTIONS = "stream_options"
+USAGE = b'"stream_options":{"include_usage":true}'
+NO_RANKS = b"", b""
 
 
 class Sglang:
@@ -48,47 +51,50 @@ class Sglang:
     def write(self, ask: Ask, bindings: Sequence[Binding], seats: Seats) -> Bodies:
         """The triple in both; dp ranks where there is more than one."""
         assert len(bindings) == self.rooms(ask), "a room for each prompt and sample"
-        samples = self._samples(ask)
+        samples = self._samples(ask) if ask.samples > 1 else []
         name, rids = self._named(ask, bindings, bool(samples))
-        shared = [*self._triple(ask, bindings), *name, *samples]
-        to_prefill, to_decode = ranks(bindings[0], seats)
-        drop = dropping(samples)
-        decode = splice(ask.raw, ask.body, drop, [*shared, *to_decode])
+        ours = self._triple(ask, bindings) + name
+        gone: tuple[str, ...] = ()
+        if samples:
+            gone = replaced(samples)
+            ours += b"".join([b',"%b":%b' % (one.encode(), value) for one, value in samples])
+        to_prefill, to_decode = NO_RANKS if seats is SINGLE else ranks(bindings[0], seats)
+        drop = dropping(ask, gone)
+        decode = splice(ask.raw, ask.body, drop, ours + to_decode)
         prefill = decode
         if ask.stream and ask.path != "/generate":
-            drop = dropping([*samples, USAGE])
-            prefill = splice(ask.raw, ask.body, drop, [*shared, *to_prefill, USAGE])
+            drop = dropping(ask, (*gone, OPTIONS))
+            prefill = splice(ask.raw, ask.body, drop, b"%b%b,%b" % (ours, to_prefill, USAGE))
         elif to_prefill != to_decode:
-            prefill = splice(ask.raw, ask.body, drop, [*shared, *to_prefill])
+            prefill = splice(ask.raw, ask.body, drop, ours + to_prefill)
         return Bodies(prefill, decode, merge=needed(ask), rids=rids)
 
     def _samples(self, ask: Ask) -> Members:
         """Members that take the place of the client's, so that each sample is a prompt."""
         return unrolled(ask)
 
-    def _triple(self, ask: Ask, bindings: Sequence[Binding]) -> Members:
+    def _triple(self, ask: Ask, bindings: Sequence[Binding]) -> bytes:
         if not ask.batched and len(bindings) == 1:
             triple = bindings[0].triple
-            host, port, room = _json(triple.host), b"%d" % triple.port, b"%d" % triple.room
-        else:
-            host = _json([binding.triple.host for binding in bindings])
-            port = _json([binding.triple.port for binding in bindings])
-            room = _json([binding.triple.room for binding in bindings])
-        return [("bootstrap_host", host), ("bootstrap_port", port), ("bootstrap_room", room)]
+            return _place(triple.host, triple.port) + b"%d" % triple.room
+        return b'"bootstrap_host":%b,"bootstrap_port":%b,"bootstrap_room":%b' % (
+            _json([binding.triple.host for binding in bindings]),
+            _json([binding.triple.port for binding in bindings]),
+            _json([binding.triple.room for binding in bindings]),
+        )
 
     def _named(
         self, ask: Ask, bindings: Sequence[Binding], unrolled: bool = False
-    ) -> tuple[Members, tuple[str, ...]]:
+    ) -> tuple[bytes, tuple[str, ...]]:
         """The member that names the request, where the client did not, and the names to abort.
 
         One of ours is new with each attempt, or the abort of one would end the next. SGLang numbers
         the prompts of a list, and names samples anew: those end with their connection only.
         """
-        given = ask.body.get("rid")
-        member: Members = []
+        given, member = ask.body.get("rid"), b""
         if given is None:
             given = name_of(bindings[0])
-            member = [("rid", b'"%s"' % given.encode())]
+            member = b',"rid":"%b"' % given.encode()
         if ask.samples > 1 and not unrolled:
             return member, ()
         if isinstance(given, str):
@@ -119,7 +125,7 @@ class SglangCounted(SglangLists):
 
     counted = True
 
-    def _triple(self, ask: Ask, bindings: Sequence[Binding]) -> Members:
+    def _triple(self, ask: Ask, bindings: Sequence[Binding]) -> bytes:
         if ask.batched:
             return super()._triple(ask, bindings)
         return super()._triple(ask, bindings[:1])
@@ -130,12 +136,12 @@ class Kvplane(SglangLists):
 
     def _named(
         self, ask: Ask, bindings: Sequence[Binding], unrolled: bool = False
-    ) -> tuple[Members, tuple[str, ...]]:
+    ) -> tuple[bytes, tuple[str, ...]]:
         given = ask.body.get("rid")
         if given is not None:
-            return [], (given,) if isinstance(given, str) else ()
+            return b"", (given,) if isinstance(given, str) else ()
         name = name_of(bindings[0])
-        return [("rid", b'"%s"' % name.encode())], (name,)
+        return b',"rid":"%b"' % name.encode(), (name,)
 
 
 def name_of(binding: Binding) -> str:
@@ -143,24 +149,27 @@ def name_of(binding: Binding) -> str:
     return f"kvplane-{binding.room:016x}"
 
 
-def ranks(pair: Binding, seats: Seats) -> tuple[Members, Members]:
-    """Members that pin the dp ranks, for prefill and for decode."""
-    if seats.prefill_dp == seats.decode_dp == 1:
-        return [], []
-    prefill, decode = _json(pair.prefill.dp_rank), _json(pair.decode.dp_rank)
-    pinned = [("disagg_prefill_dp_rank", prefill)] * (seats.prefill_dp > 1)
+def ranks(pair: Binding, seats: Seats) -> tuple[bytes, bytes]:
+    """Members that pin the dp ranks, for prefill and for decode, behind others."""
+    prefill, decode = pair.prefill.dp_rank, pair.decode.dp_rank
+    pinned = b',"disagg_prefill_dp_rank":%d' % prefill if seats.prefill_dp > 1 else b""
     return (
-        [*pinned, *[("routed_dp_rank", prefill)] * (seats.prefill_dp > 1)],
-        [*pinned, *[("routed_dp_rank", decode)] * (seats.decode_dp > 1)],
+        pinned + (b',"routed_dp_rank":%d' % prefill if seats.prefill_dp > 1 else b""),
+        pinned + (b',"routed_dp_rank":%d' % decode if seats.decode_dp > 1 else b""),
     )
 
 
-def dropping(members: Members) -> Callable[[str], bool]:
-    """Which members of the client go, where these take their place."""
-    if not members:
-        return reserved
-    gone = replaced(members)
-    return lambda name: name in gone or reserved(name)
+def dropping(ask: Ask, gone: tuple[str, ...]) -> Callable[[str], bool] | None:
+    """Which members of the client go, the reserved ones among them; None where none can."""
+    if suspect(ask.body):
+        return (lambda name: name in gone or reserved(name)) if gone else reserved
+    return gone.__contains__ if gone else None
+
+
+@lru_cache(maxsize=4096)  # a few engines, over and over
+def _place(host: str, port: int | None) -> bytes:
+    """The triple but for its room."""
+    return b'"bootstrap_host":%b,"bootstrap_port":%b,"bootstrap_room":' % (_json(host), _json(port))
 
 
 def _json(value: object) -> bytes:

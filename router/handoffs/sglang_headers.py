@@ -11,16 +11,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import msgspec
+
 from kvplane.vocabulary import Binding
 
 from ..logprobs import needed
 from ..request import Ask
 from ..splice import splice
-from .base import Bodies, Headers, Seats, reserved
-from .sglang import USAGE, Sglang, dropping, ranks
-from .sglang_samples import Members
+from .base import Bodies, Headers, Seats
+from .sglang import OPTIONS, USAGE, Sglang, dropping, ranks
 
 ROUTES = ("/generate", "/v1/chat/completions")
+_MEMBERS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 class SglangHeaders(Sglang):
@@ -31,23 +33,24 @@ class SglangHeaders(Sglang):
         if ask.path not in ROUTES or ask.batched or len(bindings) > 1:
             return super().write(ask, bindings, seats)
         name, rids = self._named(ask, bindings)
-        shared = [*self._triple(ask, bindings), *name]
+        ours = self._triple(ask, bindings) + name
         to_prefill, to_decode = ranks(bindings[0], seats)
-        decode = prefill = splice(ask.raw, ask.body, reserved, ())
+        decode = prefill = splice(ask.raw, ask.body, dropping(ask, ()))
         if ask.stream and ask.path != "/generate":
-            prefill = splice(ask.raw, ask.body, dropping([USAGE]), [USAGE])
+            prefill = splice(ask.raw, ask.body, dropping(ask, (OPTIONS,)), USAGE)
         return Bodies(
             prefill,
             decode,
-            _headers([*shared, *to_prefill]),
-            _headers([*shared, *to_decode]),
+            _headers(ours + to_prefill),
+            _headers(ours + to_decode),
             merge=needed(ask),
             rids=rids,
         )
 
 
-def _headers(members: Members) -> Headers:
+def _headers(members: bytes) -> Headers:
+    told = _MEMBERS.decode(b"{%b}" % members)
     return tuple(
-        (b"x-override-" + name.replace("_", "-").encode(), value.strip(b'"'))
-        for name, value in members
+        (b"x-override-" + name.replace("_", "-").encode(), bytes(value).strip(b'"'))
+        for name, value in told.items()
     )

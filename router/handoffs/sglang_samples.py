@@ -65,10 +65,10 @@ def unrolled(ask: Ask) -> Members:
     return members
 
 
-def replaced(members: Members) -> frozenset[str]:
+def replaced(members: Members) -> tuple[str, ...]:
     """The client's members that go: n with its prompts."""
-    names = frozenset(name for name, _ in members)
-    return names | {"n"} if names & set(PROMPTS) else names
+    names = tuple(name for name, _ in members)
+    return (*names, "n") if set(names) & set(PROMPTS) else names
 
 
 def _repeated(values: list[Raw], times: int) -> bytes:

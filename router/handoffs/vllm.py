@@ -15,7 +15,7 @@ from kvplane.vocabulary import Binding
 
 from ..request import Ask
 from ..splice import splice
-from .base import Headers, Seats, reserved
+from .base import Headers, Seats, reserved, suspect
 
 # Of more than one sample each would keep its blocks, and only one is fetched (vllm#43509).
 MANY = frozenset({"stream", "stream_options", "n", "best_of"})
@@ -51,15 +51,16 @@ class Vllm:
 def one_token(ask: Ask, params: bytes) -> bytes:
     """The client's body for one token. At least one, or a first token that ends the answer would
     end the request as stopped, and vLLM keeps blocks only of one that ran to its limit."""
-    limit = [("max_tokens", b"1"), ("min_tokens", b"1"), ("stream", b"false")]
+    limit = b'"max_tokens":1,"min_tokens":1,"stream":false'
     if "max_completion_tokens" in ask.body:  # where it is read it goes before max_tokens
-        limit.append(("max_completion_tokens", b"1"))
-    return splice(ask.raw, ask.body, _not_prefills, [*limit, ("kv_transfer_params", params)])
+        limit += b',"max_completion_tokens":1'
+    return splice(ask.raw, ask.body, _not_prefills, limit + b',"kv_transfer_params":' + params)
 
 
 def with_params(ask: Ask, params: bytes) -> bytes:
     """The client's body with a transfer object."""
-    return splice(ask.raw, ask.body, reserved, [("kv_transfer_params", params)])
+    drop = reserved if suspect(ask.body) else None
+    return splice(ask.raw, ask.body, drop, b'"kv_transfer_params":' + params)
 
 
 def rank_headers(pair: Binding, seats: Seats) -> tuple[Headers, Headers]:

@@ -49,7 +49,7 @@ class VllmNixl(Vllm):
         def then(answer: bytes) -> Second:
             params = given(answer)
             if params is None:
-                alone = splice(ask.raw, ask.body, reserved, ())
+                alone = splice(ask.raw, ask.body, reserved)
                 return Second(alone, "prefill gave no transfer parameters")
             return Second(with_params(ask, params))
 
