@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from aiohttp import web
 from kit.ports import free_port
 
 from kvplane import doctor as module
@@ -91,3 +92,37 @@ async def test_it_is_said_first_where_no_gateway_answers(
     first, second, *_ = out.splitlines()
     assert first == which(settings) and second.startswith("BLOCKS")
     assert f"{settings['url']} cannot be reached: Connection refused; is a gateway" in complaint
+
+
+def test_a_request_of_the_doctors_own_that_failed_blocks_though_no_rule_tells_why() -> None:
+    assert list(doctor_visit.unexplained([(200, ""), (200, "")])) == []
+    _, first, second, third = doctor_visit.unexplained([(200, ""), (400, "bad: no idea")])
+    assert first == "BLOCKS   first-byte        not known"
+    assert "request 2 answered 400: bad: no idea" in second and "logs of both" in third
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "said"),
+    [
+        ("/index/stats", {"store_down_s": 0}, "this is an index process"),
+        ("/v1/models", {"object": "list", "data": []}, "this is an engine"),
+        ("/ranks", {"summary": "register: 1 of 1"}, "this is a prefill's rank directory"),
+        ("/nothing", {}, "is this a gateway? /diagnosis answered 404"),
+    ],
+)
+async def test_what_else_answers_there_is_told(
+    path: str, body: dict[str, object], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def answer(request: web.Request) -> web.Response:
+        return web.json_response(body)
+
+    app, port = web.Application(), free_port()
+    app.router.add_get(path, answer)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", port).start()
+        assert await doctor(told("--url", f"http://127.0.0.1:{port}")) == 1
+    finally:
+        await runner.cleanup()
+    assert said in capsys.readouterr().err

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -23,12 +23,14 @@ from kvplane.doctor import STAGE_WIDTH, ask, bearer, lines
 from kvplane.plane import GatewayPlane
 from kvplane.runtime import running
 from kvplane.settings import Settings, parser, resolve
-from kvplane.vocabulary import Role
+from kvplane.vocabulary import Role, Stage
 
 SETTLE_S = 20.0  # until every engine was found and is heard
 STEADY_S = 3.0  # the same reasons so long: that is what keeps them
 REQUEST_S = 30  # one request; more is no answer
 MOST_REQUESTS = 16
+MOST_SAID = 300  # characters of an answer
+AGAIN = 2  # a worker that refuses three in a row is named (router/patterns.py)
 
 
 async def visit(told: Settings) -> int:
@@ -47,14 +49,27 @@ async def visit(told: Settings) -> int:
         aiohttp.ClientSession(url, timeout=timeout, headers=bearer(told["api_key"])) as session,
     ):
         await _found(session)
-        for number in range(_requests(told)):
-            await _try(session, number + 1)
+        answers = [await _try(session, number + 1) for number in range(_requests(told))]
         found = await ask(session, url)
     terminal.say("")
     count = len(told.workers)
-    for line in lines(found, f"{count} workers" if count > 1 else "1 worker"):
+    more = [] if found["blocked"] else list(unexplained(answers))
+    if found["findings"] or not more:
+        for line in lines(found, f"{count} workers" if count > 1 else "1 worker"):
+            terminal.say(line)
+    for line in more:
         terminal.say(line)
-    return 1 if found["blocked"] else 0
+    return 1 if found["blocked"] or more else 0
+
+
+def unexplained(answers: Sequence[tuple[int, str]]) -> Iterator[str]:
+    """A request of ours that failed is no caller's mistake, though no rule may tell why."""
+    for number, (status, said) in enumerate(answers, 1):
+        if status != 200:
+            yield ""
+            yield f"BLOCKS   {Stage.FIRST_BYTE:<{STAGE_WIDTH}} not known"
+            yield f"         request {number} answered {status}: {said}"
+            yield "         next: its stages stand above; look at the logs of both engines"
 
 
 def _requests(told: Settings) -> int:
@@ -110,8 +125,8 @@ async def _get(session: aiohttp.ClientSession, path: str, member: str) -> list[d
         return found
 
 
-async def _try(session: aiohttp.ClientSession, number: int) -> None:
-    """One real request, and every stage that anybody saw of it."""
+async def _try(session: aiohttp.ClientSession, number: int) -> tuple[int, str]:
+    """One real request, and every stage that anybody saw of it; how it was answered."""
     models = [str(one["id"]) for one in await _get(session, "/v1/models", "data")]
     body = {
         "model": models[number % len(models)] if models else "",
@@ -120,9 +135,9 @@ async def _try(session: aiohttp.ClientSession, number: int) -> None:
         "temperature": 0,
     }
     name = f"doctor-{number}"
-    async with session.post("/v1/completions", json=body, headers={"x-request-id": name}) as answer:
-        status = answer.status
-        await answer.read()
+    status, said = await _ask(session, body, name)
+    for again in range(AGAIN if 400 <= status < 500 else 0):
+        await _ask(session, body, f"{name}-{again}")
     async with session.get(f"/requests/{name}") as answer:
         told = await answer.json() if answer.status == 200 else {"attempts": []}
     terminal.say("")
@@ -131,6 +146,13 @@ async def _try(session: aiohttp.ClientSession, number: int) -> None:
         for stages in attempt["stages"].values():
             for stage in stages:
                 terminal.say(_line(stage))
+    return status, said
+
+
+async def _ask(session: aiohttp.ClientSession, body: object, name: str) -> tuple[int, str]:
+    async with session.post("/v1/completions", json=body, headers={"x-request-id": name}) as answer:
+        text = await answer.text(errors="replace")
+        return answer.status, " ".join(text.split())[:MOST_SAID]
 
 
 def _line(stage: Mapping[str, Any]) -> str:

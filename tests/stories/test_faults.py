@@ -343,6 +343,17 @@ async def test_the_doctor_visits_engines_that_no_gateway_serves(shown: Gallery) 
     assert f"BLOCKS   {'register':<17} {culprit}\n" in text, text
 
 
+async def test_what_answers_and_is_no_engine_is_named_and_no_callers_mistake(
+    shown: Gallery,
+) -> None:
+    """A prefill's rank directory in the place of a decode: it answers /health, and 404 else."""
+    stranger = f"127.0.0.1:{shown.prefill.ports[3]}"
+    code, text = await doctor(*shown.prefill.gateway_flags(), "--decode", f"http://{stranger}")
+    assert code == 1, text
+    assert f"BLOCKS   {'first-byte':<17} {stranger}\n" in text, text
+    assert f"decode {stranger} answered 404" in text and "nothing is wrong" not in text
+
+
 async def test_a_gateway_that_is_not_there_is_said_to_be_so() -> None:
     code, text = await doctor("--url", f"http://127.0.0.1:{free_port()}")
     assert code == 1 and "nobody answers" in text
