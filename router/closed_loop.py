@@ -14,7 +14,9 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+from msgspec import structs
 
 from kvplane.index import View
 from kvplane.runtime import Clock, cancel, supervise
@@ -124,23 +126,25 @@ class ClosedLoop:
         now, facts = self._clock.now(), self._view.facts(told.worker)
         if facts is None or facts.epoch != told.epoch:
             return  # not known, or another life by now
-        watched = self._of(told.worker, facts.epoch)
-        found = told.predicted if actual is None else actual
+        watched, predicted = self._of(told.worker, facts.epoch), told.predicted
+        found = predicted if actual is None else actual
         stores = told.most > found and (actual is not None or self._sure(told))
         if stores:
-            watched.stream.served(told.last, facts.last, told.mark, now)
-        self._remember(told.space.salt)
+            owes = told.last == facts.last  # else it need not be told apart
+            watched.stream.served(told.last, facts.last, told.mark if owes else 0, now)
+        if salt := told.space.salt:
+            self._remember(salt)
         if actual is None:
             self._on_compared(told.worker, "untold")
         elif not told.exact:
             self._on_compared(told.worker, "doubted")
-        elif actual != told.predicted or (stores and watched.window.uneasy(now)):
+        elif actual != predicted or (stores and watched.window.uneasy(now)):
             self._wait(told, actual, now)
         else:
-            self._book(watched, compared(told.predicted, told.predicted, actual, now), told)
+            self._book(watched, Compared(now, predicted, actual), told)
 
     def _remember(self, salt: str) -> None:
-        if salt and salt not in self._salts:
+        if salt not in self._salts:
             self._salts[salt] = None
             while len(self._salts) > MOST_SALTS:
                 del self._salts[next(iter(self._salts))]
@@ -193,7 +197,7 @@ class ClosedLoop:
         one = compared(told.predicted, later.get(told.worker, 0), actual, now)
         if self._tests >= 1 and told.tokens <= self._settings.most_tested:
             self._tests -= 1
-            one = replace(one, suspicions=explain(told, actual, self._scene(told, later)))
+            one = structs.replace(one, suspicions=explain(told, actual, self._scene(told, later)))
         self._book(watched, one, told)
 
     def _scene(self, told: Foretold, later: Mapping[Worker, int]) -> Scene:

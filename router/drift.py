@@ -15,7 +15,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from .settings import DriftSettings
 from .suspicions import Suspicion
@@ -23,8 +24,7 @@ from .suspicions import Suspicion
 MOST_PRINTS = 1024  # prompts told apart while a stream owes batches
 
 
-@dataclass(frozen=True, slots=True)
-class Compared:
+class Compared(msgspec.Struct, frozen=True, gc=False):
     """One request: tokens foretold and found. `over`: the index claimed too much; `under`: too
     little. At most one of them is not 0."""
 

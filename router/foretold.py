@@ -47,7 +47,8 @@ class Foretold:
     @property
     def most(self) -> int:
         """The most it can report: engines compute every prompt's last token."""
-        return sum(map(self.reusable, self.prompts))
+        prompts = self.prompts
+        return self.reusable(prompts[0]) if len(prompts) == 1 else sum(map(self.reusable, prompts))
 
     @property
     def tokens(self) -> int:

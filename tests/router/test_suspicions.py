@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import pytest
+from msgspec import structs
 
 from kvplane.index import View, chain
 from kvplane.router.drift import Compared, compared
@@ -45,7 +46,7 @@ def seen(view: View, told: Foretold, actual: int, **more: object) -> Compared:
     later = told.now(view)
     scene = Scene(view, later, **more)  # type: ignore[arg-type]
     one = compared(told.predicted, later.get(told.worker, 0), actual, 0.0)
-    return replace(one, suspicions=explain(told, actual, scene))
+    return structs.replace(one, suspicions=explain(told, actual, scene))
 
 
 def named(each: Sequence[Compared]) -> Suspicion:
