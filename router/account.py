@@ -52,14 +52,14 @@ class Account:
     def take(self, side: Side, target: Target, tokens: int, now: float) -> None:
         """Leave to send, and load until `release`."""
         circuit = self._breakers.of(target.worker)
-        ticket = circuit.admit(now)
+        ticket = circuit.leave or circuit.admit(now)
         booking = self._fleet.take(target, tokens)
         self._stakes += (_Stake(side, target, booking, circuit, ticket),)
 
     def release(self, side: Side) -> None:
         """The work of one side is over. Idempotent."""
         for stake in self._stakes:
-            if stake.side is side:
+            if stake.side is side and stake.booking.open:
                 stake.booking.release()
 
     def began(self, now: float) -> None:

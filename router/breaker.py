@@ -110,7 +110,7 @@ class Breaker:
         self._row = 0  # faults in a row
         self._window: deque[list[float]] = deque(maxlen=BUCKETS + 1)  # [start, successes, faults]
         self._bucket, self._full = [0.0, 0, 0], ALWAYS  # its last, and when the next one begins
-        self._leave: Ticket | None = Ticket(0, False)  # for all while CLOSED, of this life
+        self.leave: Ticket | None = Ticket(0, False)  # for all while CLOSED, of this life
 
     def state(self, now: float) -> State:
         """The state now; a pause that is over is noticed here."""
@@ -132,8 +132,8 @@ class Breaker:
 
     def admit(self, now: float) -> Ticket | None:
         """Leave to send one request now, or None. While probing there is one place."""
-        if self._leave is not None or not self.admits(now):
-            return self._leave
+        if self.leave is not None or not self.admits(now):
+            return self.leave
         self._probing, self._until = True, now + self._settings.probe_s
         self._life += 1  # a probe that was lost cannot report any more
         return Ticket(self._life, True)
@@ -201,7 +201,7 @@ class Breaker:
         self._probing, self._good, self._row = False, 0, 0
         self._window.clear()
         self._full = ALWAYS
-        self._leave = Ticket(self._life, False) if self.closed else None
+        self.leave = Ticket(self._life, False) if self.closed else None
         self._on_move(self, now)
 
     def _step(self, now: float) -> None:

@@ -22,6 +22,7 @@ from .errors import GatewayError
 from .fleet import Fleet
 from .foretold import Depth, Foretold
 from .handoffs import HANDOFFS
+from .meeting import Trail
 from .pairing import Compatible, NoPair, Pair, pair
 from .plans import REASONS, Prompt
 from .policies import POLICIES, Candidate, Need
@@ -61,13 +62,13 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
 # Prefills and decodes, best first, and who would meet; None where one worker does both.
 Weighed = tuple[Sequence[Candidate], Sequence[Candidate], Pair | NoPair | None]
 Doubt = Callable[[Worker], Judged | None]
-Begin = Callable[[Stage], None]
 # Named once: every request passes all of them.
-POOL, AVAILABILITY, INPUT, PAIR = Stage.POOL, Stage.AVAILABILITY, Stage.POLICY_INPUT, Stage.PAIR
+AVAILABILITY, INPUT, PAIR = Stage.AVAILABILITY, Stage.POLICY_INPUT, Stage.PAIR
 
 
-def _unheard(stage: Stage) -> None:
+def _unheard() -> float:
     """Nobody wants to know when a stage begins."""
+    return 0.0
 
 
 class Chooser:
@@ -100,16 +101,19 @@ class Chooser:
         prompt: Prompt,
         now: float,
         without: Collection[Worker] = (),
-        begin: Begin = _unheard,
+        trail: Trail | None = None,
     ) -> Choice:
-        """Raises GatewayError where nobody can serve. `begin` is told as each stage begins."""
-        sides, ranked, ordered, seconds = self._order(ask, prompt, now, without, begin)
+        """Raises GatewayError where nobody can serve. `trail` is told when each stage begins but
+        the first, which is the pool's and begins now."""
+        sides, ranked, ordered, seconds = self._order(ask, prompt, now, without, trail)
         if not seconds:
             return self._made(ask, None, ordered[0].target, ranked, prompt)
-        met = self._met(sides, ordered, seconds, now)
-        if isinstance(met, NoPair):
-            raise GatewayError(met.code, met.reason)
-        prefill, decode = met.prefill.target, met.decode.target
+        prefill, decode = ordered[0].target, seconds[0].target
+        if self._breakers.pairs.faults or not sides.fit(self._compatible):
+            met = self._met(ordered, seconds, now)
+            if isinstance(met, NoPair):
+                raise GatewayError(met.code, met.reason)
+            prefill, decode = met.prefill.target, met.decode.target
         if (handoff := HANDOFFS.get(prefill.way)) is None:
             known = ", ".join(sorted(HANDOFFS))
             why = f"no hand-off for {prefill.way}; known: {known}"
@@ -120,9 +124,8 @@ class Chooser:
 
     def weigh(self, ask: Ask, prompt: Prompt, now: float) -> Weighed:
         """What `choose` would go by now; takes nobody's turn. Raises GatewayError as it does."""
-        sides, _, ordered, seconds = self._order(ask, prompt, now, ())
-        met = self._met(sides, ordered, seconds, now) if seconds else None
-        return ordered, seconds, met
+        _, _, ordered, seconds = self._order(ask, prompt, now, ())
+        return ordered, seconds, self._met(ordered, seconds, now) if seconds else None
 
     def _order(
         self,
@@ -130,18 +133,22 @@ class Chooser:
         prompt: Prompt,
         now: float,
         without: Collection[Worker],
-        begin: Begin = _unheard,
+        trail: Trail | None = None,
     ) -> tuple[Sides, Ranked, Sequence[Candidate], Sequence[Candidate]]:
         """Prefills and decodes, best first; unified workers and nobody."""
         fleet, breakers = self._fleet, self._breakers
-        begin(POOL)
         sides, settings = fleet.sides(ask.model), fleet.settings
-        begin(AVAILABILITY)
+        heard = trail or Trail(_unheard)
+        steps, clock = heard.steps, heard.now
+        steps += (AVAILABILITY, clock())
         tried = available(sides.prefills, breakers, settings, now, without)
         then = available(sides.decodes, breakers, settings, now, without) if sides.decodes else ()
-        begin(INPUT)
-        ranked = self._ranker.rank(ask.model, prompt, tried)
-        begin(PAIR)
+        steps += (INPUT, clock())
+        if prompt.tokens is None:
+            ranked = Ranked(len(tried))
+        else:
+            ranked = self._ranker.rank(ask.model, prompt.tokens, prompt, tried)
+        steps += (PAIR, clock())
         firsts: Sequence[Candidate] = sides.firsts
         seconds: Sequence[Candidate] = sides.seconds
         ramping = now < fleet.ramping_until
@@ -160,10 +167,9 @@ class Chooser:
         return Need(tokens, _key(ask) if self._keyed else "", self._chance)
 
     def _met(
-        self, sides: Sides, firsts: Sequence[Candidate], seconds: Sequence[Candidate], now: float
+        self, firsts: Sequence[Candidate], seconds: Sequence[Candidate], now: float
     ) -> Pair | NoPair:
-        apart = self._breakers.pairs.apart(now)
-        return pair(firsts, seconds, self._compatible, apart, sides.fit(self._compatible))
+        return pair(firsts, seconds, self._compatible, self._breakers.pairs.apart(now))
 
     def others(self, model: str, without: Collection[Worker], now: float) -> bool:
         """Can somebody serve who is none of these, on each side?"""

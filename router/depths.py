@@ -47,11 +47,15 @@ class Ranker:
         """Tokens a block: as its events say, as declared, as configured."""
         return self.view.block_size(target.worker) or target.up.block_size or self.assumed
 
-    def rank(self, asked: str, prompt: Prompt, targets: Sequence[Target]) -> Ranked:
-        """The depth of every target, over all prompts; none where tokens are not known. One whose
-        stream our own check calls dark holds nothing that could be relied on."""
-        if prompt.tokens is None:
-            return Ranked(len(targets))
+    def rank(
+        self,
+        asked: str,
+        tokens: Sequence[Sequence[int]],
+        prompt: Prompt,
+        targets: Sequence[Target],
+    ) -> Ranked:
+        """The depth of every target, over all prompts. One whose stream our own check calls dark
+        holds nothing that could be relied on."""
         model = min((target.model for target in targets if target.model), default=asked)
         adapter = prompt.adapter or (asked if asked not in (model, "") else "")
         sizes = {
@@ -63,7 +67,7 @@ class Ranker:
         for size in set(sizes.values()):
             space = Namespace(model, size, adapter, prompt.salt)
             mine = [worker for worker, own in sizes.items() if own == size]
-            depths |= self._depths(space, prompt.tokens[:MOST_RANKED], mine)
+            depths |= self._depths(space, tokens[:MOST_RANKED], mine)
         return Ranked(len(targets), model, adapter, sizes, depths)
 
     def _depths(

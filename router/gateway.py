@@ -178,8 +178,9 @@ class Gateway:
         would have to come back then anyway. Where nobody is left for a further attempt, the
         failure before is what the client should hear."""
         begun = self.clock.now()
+        trail.steps += (Stage.POOL, begun)
         try:
-            choice = self._chooser.choose(ask, prompt, begun, guilty, trail.begin)
+            choice = self._chooser.choose(ask, prompt, begun, guilty, trail)
         except GatewayError as error:
             shut = error if isinstance(error, AllShut) and not error.alone else None
             if before is None and shut is not None and begun + shut.wait_s < until:

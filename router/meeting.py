@@ -31,15 +31,15 @@ ENDS = {"ok": "ok", "open": "open", "client_gone": "client gone"}  # of the stag
 class Trail:
     """When each of the gateway's own stages began."""
 
-    __slots__ = ("_now", "steps")
+    __slots__ = ("now", "steps")
 
     def __init__(self, now: Callable[[], float]) -> None:
-        self._now = now
+        self.now = now
         self.steps: list[Any] = []  # stage, when it began, stage, ...
 
     def begin(self, stage: Stage) -> None:
         """The stage before ends here."""
-        self.steps += (stage, self._now())
+        self.steps += (stage, self.now())
 
 
 class Meeting(msgspec.Struct, eq=False, gc=False):

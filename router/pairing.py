@@ -39,12 +39,9 @@ def pair(
     decodes: Sequence[Candidate],
     compatible: Compatible,
     apart: Collection[tuple[Worker, Worker]] = (),
-    fit: bool = False,
 ) -> Pair | NoPair:
     """The best prefill that fits any decode, with the best decode it fits. Those that failed
-    together too often (`apart`) meet only where no others can. `fit`: all are known to fit all."""
-    if fit and not apart and prefills and decodes:
-        return Pair(prefills[0], decodes[0])
+    together too often (`apart`) meet only where no others can."""
     if not prefills:
         return NoPair("no prefill worker can be used", "no_prefill_available")
     if not decodes:

@@ -54,7 +54,9 @@ class Budget:
 
     def earn(self) -> None:
         """A request came in."""
-        self._left = min(self._left + self._settings.budget_share, self._settings.budget_most)
+        if self._left < self._settings.budget_most:
+            more = self._left + self._settings.budget_share
+            self._left = min(more, self._settings.budget_most)
 
     def spend(self) -> bool:
         """Take one retry, if there is one."""

@@ -153,7 +153,8 @@ class Booking(msgspec.Struct, eq=False):
     def release(self) -> None:
         """Give the load back."""
         if self.open:
-            self.began()
+            if self.waiting:
+                self.began()
             self.open = False
             self.target.inflight_tokens -= self.tokens
             self.target.inflight_requests -= 1
