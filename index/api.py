@@ -124,7 +124,7 @@ class _Routes:
         return answers.worker(self._view, fleet, one, now, away_s, doubts)
 
 
-class _App(FastAPI):
+class IndexApp(FastAPI):
     """The routes, and the desk before them: to find a route costs more than to answer."""
 
     desk: Desk
@@ -148,7 +148,7 @@ def index_app(
     clock: Clock | None = None,
     chains: Chains | None = None,
     doubts: Callable[[], answers.Doubts] = dict[Worker, Any],
-) -> FastAPI:
+) -> IndexApp:
     """The routes of interface.md section 4, /changes excepted. `fleet` says whom discovery sees,
     `doubts` what else is held against a worker: the worse word is shown."""
     settings, clock, chains = (
@@ -157,7 +157,7 @@ def index_app(
         chains or Chains(),
     )
     text = "Who holds which KV blocks."  # FastAPI's own page of it would come from elsewhere
-    app = _App(title="kvplane index", description=text, docs_url=None, redoc_url=None)
+    app = IndexApp(title="kvplane index", description=text, docs_url=None, redoc_url=None)
     app.desk = Desk(view, follower, fleet, tokenize, metrics, settings, clock, chains, doubts)
     routes = _Routes(view, follower, fleet, settings, clock, app.desk, doubts)
     for path, route in (

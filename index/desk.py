@@ -36,9 +36,9 @@ from .roster import Roster, roster
 from .settings import IndexSettings
 from .view import View
 
+Told = Sequence[tuple[bytes, bytes]]  # headers, names in small letters
 Tokenize = Callable[[Mapping[str, Any]], Awaitable[Sequence[int]]]
 
-CYCLE = "kvplane.cycle"  # our own server's way to answer without messages: cycle.py
 IN_THREAD_BYTES = 256 * 1024  # larger bodies are read off the event loop
 
 
@@ -69,26 +69,36 @@ class Desk:
         """One question, one answer."""
         status, body = await self.answer(scope, receive)
         shown = [(b"content-length", b"%d" % len(body)), *_head(status)]
-        cycle = _cycle(scope)
-        if cycle is not None and cycle.answer(status, shown, body, more=False):
-            return
         await send({"type": "http.response.start", "status": status, "headers": shown})
         await send({"type": "http.response.body", "body": body})
 
+    async def direct(self, cycle: Any) -> None:
+        """The same without ASGI between, for our own server: a Cycle of cycle.py."""
+        query = cycle.url.partition(b"?")[2]
+        whole = cycle.take if not cycle.more_body else None
+        status, body = await self._answered(cycle.headers, query, whole, cycle.receive)
+        shown = [(b"content-length", b"%d" % len(body)), *_head(status)]
+        if not cycle.answer(status, shown, body, more=False):
+            await cycle.send({"type": "http.response.start", "status": status, "headers": shown})
+            await cycle.send({"type": "http.response.body", "body": body})
+
     async def answer(self, scope: Scope, receive: Receive) -> tuple[int, bytes]:
         """Status and body: who holds how much of this prompt, deepest first."""
+        return await self._answered(scope["headers"], scope["query_string"], None, receive)
+
+    async def _answered(
+        self, told: Told, query: bytes, whole: Callable[[], bytes] | None, receive: Receive
+    ) -> tuple[int, bytes]:
         try:
-            cycle = _cycle(scope)
-            whole = cycle is not None and not cycle.more_body
-            data = self._bounded(cycle.take()) if whole else await self._body(receive)
-            return 200, _encode(await self._ranked(scope, data))
+            data = self._bounded(whole()) if whole is not None else await self._body(receive)
+            return 200, _encode(await self._ranked(told, query, data))
         except (Refusal, BadValue) as error:
             return refused(error)
 
-    async def _ranked(self, scope: Scope, data: bytes) -> dict[str, Any]:
+    async def _ranked(self, told: Told, query: bytes, data: bytes) -> dict[str, Any]:
         loaded(self._follower)
         large = len(data) > IN_THREAD_BYTES
-        reading = scope, data, self._settings.most_hashes
+        reading = told, query, data, self._settings.most_hashes
         asked = await asyncio.to_thread(_read, *reading) if large else _read(*reading)
         if asked.text is not None:
             tokens = await self._tokens(asked.text)
@@ -188,21 +198,16 @@ def meant(asked: question.Question, seen: Roster) -> question.Question:
     raise Refusal(404, "model_not_found", message, "model")
 
 
-def _cycle(scope: Scope) -> Any:
-    """The request, where the server is ours; None where it is another, or a test's."""
-    return (scope.get("extensions") or {}).get(CYCLE)
-
-
 @cache
 def _head(status: int) -> list[tuple[bytes, bytes]]:
     told = {"content-type": JSON, **headers(status)}
     return [(name.encode(), value.encode()) for name, value in told.items()]
 
 
-def _read(scope: Scope, data: bytes, most_hashes: int) -> question.Question:
-    for name, value in scope["headers"]:
+def _read(told: Told, query: bytes, data: bytes, most_hashes: int) -> question.Question:
+    for name, value in told:
         if name == b"content-type" and value.lower().startswith(question.PACKED.encode()):
-            return question.read_packed(data, scope["query_string"].decode("latin-1"), most_hashes)
+            return question.read_packed(data, query.decode("latin-1"), most_hashes)
     return question.read(data, most_hashes)
 
 

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -24,7 +25,7 @@ from kvplane.dice import DICE
 
 from .admission import Admission
 from .admission_metrics import AdmissionState
-from .asker import AsgiClient, HeaderList, Receive, Scope, Send, bounded
+from .asker import CYCLE, AsgiClient, Cycle, HeaderList, Receive, Scope, Send, bounded
 from .dispatch import BrokenBody, ClientGone
 from .errors import GatewayError
 from .gateway import Gateway
@@ -56,15 +57,23 @@ class Api:
         if scope["type"] != "http" or not (path in COUNTS or path in PROXIED):
             found: Awaitable[None] = self._admin(scope, bounded(receive, MOST_ADMIN_BYTES), send)
             return found
-        if scope["method"] == "POST":
-            return self._infer(path, scope, receive, send)
-        return _wrong_method(path, scope, receive, send)
+        if scope["method"] != "POST":
+            return _wrong_method(path, scope, receive, send)
+        cycle = (scope.get("extensions") or {}).get(CYCLE)
+        return self._infer(path, scope["headers"], AsgiClient(receive, send, cycle))
 
-    async def _infer(self, path: str, scope: Scope, receive: Receive, send: Send) -> None:
+    def direct(self) -> dict[bytes, Callable[[Cycle], Awaitable[None]]]:
+        """The POST routes of inference without ASGI between, for our own server."""
+        return {path.encode(): partial(self._direct, path) for path in COUNTS}
+
+    def _direct(self, path: str, cycle: Cycle) -> Awaitable[None]:
+        client = AsgiClient(cycle.receive, cycle.send, cycle)
+        return self._infer(path, cycle.headers, client)
+
+    async def _infer(self, path: str, headers: HeaderList, client: AsgiClient) -> None:
         metrics, now = self._gateway.metrics, self._gateway.clock.now
-        begun, headers = now(), scope["headers"]
+        begun, first_s = now(), metrics.first_byte_s.of[path,]
         told = dict(reversed(headers))  # the first of a name counts
-        client, first_s = AsgiClient(receive, send, scope), metrics.first_byte_s.of[path,]
         client.on_first = lambda: first_s.observe(now() - begun)
         request_id = sane_id(told.get(b"x-request-id"), DICE.hex_id)
         try:

@@ -31,8 +31,11 @@ CLOSE = (b"connection", b"close")  # the rest of a body would only be read to be
 class Cycle(Protocol):
     """What our own server offers beside messages."""
 
+    headers: HeaderList
     more_body: bool
 
+    async def receive(self) -> dict[str, Any]: ...
+    async def send(self, message: dict[str, Any]) -> None: ...
     def take(self) -> bytes: ...
     def on_leave(self, call: Callable[[], None]) -> None: ...
     def answer(self, status: int, headers: HeaderList, data: bytes, more: bool) -> bool: ...
@@ -49,11 +52,8 @@ class AsgiClient:
     _head: tuple[int, HeaderList] | None = None  # not sent yet
     _watching: asyncio.Task[None] | None = None
 
-    def __init__(self, receive: Receive, send: Send, scope: Scope | None = None) -> None:
-        self._receive, self._send = receive, send
-        offers = scope.get("extensions") if scope is not None else None
-        self._cycle: Cycle | None = offers.get(CYCLE) if offers else None
-        self.bell = Bell()
+    def __init__(self, receive: Receive, send: Send, cycle: Cycle | None = None) -> None:
+        self._receive, self._send, self._cycle, self.bell = receive, send, cycle, Bell()
 
     async def start(self, status: int, headers: HeaderList) -> None:
         """The head; it leaves with the first body bytes."""

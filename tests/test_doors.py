@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 from typing import Any
@@ -10,7 +11,9 @@ import aiohttp
 import pytest
 from kit.ports import free_port
 from prometheus_client import CollectorRegistry, Counter
+from yarl import URL
 
+from kvplane.cycle import Cycle
 from kvplane.doors import Metrics, PortTaken, Server, Switchboard, bind
 
 
@@ -26,7 +29,67 @@ def telling(name: str) -> Any:
     return app
 
 
-async def test_each_path_reaches_its_app_and_the_longest_prefix_wins() -> None:
+async def test_a_direct_route_has_its_posts_and_the_app_everything_else() -> None:
+    seen: list[bytes] = []
+
+    async def direct(cycle: Cycle) -> None:
+        seen.append(cycle.url)
+        body = b"" if cycle.more_body else cycle.take()
+        headers = [(b"content-length", b"%d" % len(body))]
+        assert cycle.answer(200, headers, body, more=False)
+
+    server = Server(telling("app"), "127.0.0.1", 0, "test", direct={b"/fast": direct})
+    await server.start()
+    try:
+        async with aiohttp.ClientSession(f"http://127.0.0.1:{server.port}") as session:
+            for path in ("/fast", "/fast?a=b"):
+                async with session.post(path, data=b"hello") as answer:
+                    assert await answer.read() == b"hello"
+            for method, path in (("GET", "/fast"), ("POST", "/fast/"), ("POST", "/%66ast")):
+                async with session.request(method, URL(path, encoded=True)) as answer:
+                    assert (await answer.json())["app"] == "app"
+    finally:
+        await server.stop()
+    assert seen == [b"/fast", b"/fast?a=b"]
+
+
+@pytest.mark.parametrize("fails", [True, False], ids=["fails", "forgets"])
+async def test_a_direct_route_that_breaks_is_a_500_and_the_connection_ends(fails: bool) -> None:
+    async def direct(cycle: Cycle) -> None:
+        if fails:
+            raise ValueError("no")
+
+    server = Server(telling("app"), "127.0.0.1", 0, "test", direct={b"/fast": direct})
+    await server.start()
+    try:
+        url = f"http://127.0.0.1:{server.port}/fast"
+        async with aiohttp.ClientSession() as session, session.post(url) as answer:
+            assert (answer.status, answer.headers["connection"]) == (500, "close")
+    finally:
+        await server.stop()
+
+
+async def test_requests_sent_ahead_are_answered_in_order_by_whoever_has_the_route() -> None:
+    async def direct(cycle: Cycle) -> None:
+        await asyncio.sleep(0)
+        cycle.answer(200, [(b"content-length", b"6")], b"direct", more=False)
+
+    server = Server(telling("app"), "127.0.0.1", 0, "test", direct={b"/fast": direct})
+    await server.start()
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        one = b"POST /%b HTTP/1.1\r\nhost: a\r\ncontent-length: 0\r\n\r\n"
+        writer.write((one % b"fast" + one % b"slow") * 20)
+        async with asyncio.timeout(10):
+            for _ in range(20):
+                assert (await reader.readuntil(b"direct")).startswith(b"HTTP/1.1 200")
+                assert b"/slow" in await reader.readuntil(b"0\r\n\r\n")
+        writer.close()
+    finally:
+        await server.stop()
+
+
+async def test_each_path_reaches_its_app_and_the_rest_has_what_is_left() -> None:
     board = Switchboard({"": telling("rest"), "/index": telling("index")})
     server = Server(board, "127.0.0.1", 0, "test")
     await server.start()
@@ -92,3 +155,8 @@ async def test_a_taken_port_is_named_and_a_stopped_server_gives_it_back() -> Non
 def test_a_listener_is_named_as_tcp_so_that_answers_do_not_wait_for_an_ack() -> None:
     with bind("127.0.0.1", 0) as listener:
         assert listener.proto == socket.IPPROTO_TCP
+
+
+def test_a_prefix_that_is_more_than_one_part_is_refused_at_once() -> None:
+    with pytest.raises(ValueError, match="'/index/rank'"):
+        Switchboard({"/index/rank": telling("rank")})

@@ -14,9 +14,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
+from collections.abc import Awaitable, Mapping
 from typing import Any, ClassVar
 
-from kvplane.cycle import EXTENSION, Cycle, Headers
+from kvplane.cycle import EXTENSION, Cycle, Direct, Headers
 from kvplane.heads import place, subject
 from kvplane.offers import Declining
 from kvplane.refusals import MOST_LINES, refusal, too_long
@@ -42,10 +43,12 @@ class Connection(Declining):
     head_s: ClassVar[float] = HEAD_S
     stall_s: ClassVar[float] = STALL_S
     most_bytes: ClassVar[int] = MOST_BYTES
+    direct: ClassVar[Mapping[bytes, Direct]] = {}  # by path of a POST: answered without ASGI
     told_at: ClassVar[float] = 0.0  # when the log last heard of a refusal
 
     _quiet = 0  # bytes since a request or a part of a body was complete
     _hosts = 0  # Host lines of the head that is read
+    _awaits_100 = False  # before it sends its body
     _within = False  # between the first byte of a request and its last
     _headed = False  # and its head was whole, so that an app has it
     _named: str | None = None
@@ -110,7 +113,7 @@ class Connection(Declining):
 
     def on_message_begin(self) -> None:
         self._within, self._headed, self._hosts = True, False, 0
-        self.url, self.expect_100_continue = b"", False
+        self.url, self._awaits_100 = b"", False
         self.headers = []
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -119,7 +122,7 @@ class Connection(Declining):
         if name == b"host":
             self._hosts += 1
         elif name == b"expect" and value.lower() == b"100-continue":
-            self.expect_100_continue = True
+            self._awaits_100 = True
         self.headers.append((name, value))
 
     def on_headers_complete(self) -> None:
@@ -139,26 +142,12 @@ class Connection(Declining):
 
     def begin(self) -> None:
         """A head is whole: its request is answered now, or when those before it were."""
-        parser, version = self.parser, self.parser.get_http_version()
-        raw_path, path, query = place(self.url)
-        scope: dict[str, Any] = {
-            "type": "http",
-            "asgi": ASGI,
-            "http_version": version,
-            "server": self.server,
-            "client": self.client,
-            "scheme": self.scheme,
-            "root_path": "",
-            "headers": self.headers,
-            "state": {},
-            "method": parser.get_method().decode("ascii"),
-            "path": path,
-            "raw_path": raw_path,
-            "query_string": query,
-        }
+        parser = self.parser
+        version = parser.get_http_version()
         keep = version != "1.0" and parser.should_keep_alive()
-        self.newest = cycle = Cycle(self, scope, keep, self.expect_100_continue)
-        scope["extensions"] = {EXTENSION: cycle, **self._extensions}
+        self.newest = cycle = Cycle(
+            self, parser.get_method(), self.url, version, self.headers, keep, self._awaits_100
+        )
         if self.turn is None:
             self._start(cycle)
         else:
@@ -203,9 +192,32 @@ class Connection(Declining):
 
     def _start(self, cycle: Cycle) -> None:
         self.turn = cycle
-        task = self.loop.create_task(cycle.run(self.app))
+        path = cycle.url.partition(b"?")[0]
+        direct = self.direct.get(path) if cycle.method == b"POST" else None
+        task = self.loop.create_task(cycle.run(direct or self._asgi))
         task.add_done_callback(self.tasks.discard)
         self.tasks.add(task)
+
+    def _asgi(self, cycle: Cycle) -> Awaitable[None]:
+        raw_path, path, query = place(cycle.url)
+        scope = {
+            "type": "http",
+            "asgi": ASGI,
+            "http_version": cycle.version,
+            "server": self.server,
+            "client": self.client,
+            "scheme": self.scheme,
+            "root_path": "",
+            "headers": cycle.headers,
+            "state": {},
+            "method": cycle.method.decode("ascii"),
+            "path": path,
+            "raw_path": raw_path,
+            "query_string": query,
+            "extensions": {EXTENSION: cycle, **self._extensions},
+        }
+        found: Awaitable[None] = self.app(scope, cycle.receive, cycle.send)
+        return found
 
     def _look_idle(self) -> None:
         """One timer for many requests: most connections are busy again long before it ends."""

@@ -1,9 +1,9 @@
-"""Cycle: one request of a connection and its answer, as an ASGI app sees them.
+"""Cycle: one request of a connection and its answer.
 
-Edge. connections.py makes one per request and tells it what comes; the app has its `receive` and
-`send`, and in `scope["extensions"]["kvplane.cycle"]` the cycle itself, which answers without
-messages, copies or waiting where nothing is to be waited for. Open it to change how a body is
-handed over or how an answer is framed.
+Edge. connections.py makes one per request and tells it what comes. An ASGI app has its `receive`
+and `send`, and in `scope["extensions"]["kvplane.cycle"]` the cycle itself, which answers without
+messages, copies or waiting where nothing is to be waited for; a direct route (doors.py) has nothing
+but it. Open it to change how a body is handed over or how an answer is framed.
 
     head + length     content-length: 9 | its 9 bytes
     head alone        transfer-encoding: chunked | 5 hello 0
@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Protocol
 
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -50,12 +50,22 @@ class Cycle:
 
     __slots__ = (
         "_awaits_100", "_bare", "_chunked", "_leave", "_left_bytes", "_line", "_news", "_parts",
-        "_waiter", "disconnected", "keep_alive", "more_body", "response_complete",
-        "response_started", "scope", "size",
+        "_waiter", "disconnected", "headers", "keep_alive", "method", "more_body",
+        "response_complete", "response_started", "size", "url", "version",
     )  # fmt: skip
 
-    def __init__(self, line: Line, scope: dict[str, Any], keep_alive: bool, awaits_100: bool):
-        self._line, self.scope = line, scope
+    def __init__(
+        self,
+        line: Line,
+        method: bytes,
+        url: bytes,
+        version: str,
+        headers: list[tuple[bytes, bytes]],
+        keep_alive: bool,
+        awaits_100: bool,
+    ) -> None:
+        self._line, self.method, self.url = line, method, url
+        self.version, self.headers = version, headers  # names in small letters
         self.keep_alive, self._awaits_100 = keep_alive, awaits_100
         self._parts: list[bytes] = []  # of the body, not taken yet
         self.size = 0  # bytes of these
@@ -67,11 +77,11 @@ class Cycle:
         self._waiter: asyncio.Future[None] | None = None
         self._leave: Callable[[], None] | None = None
 
-    async def run(self, app: Any) -> None:
-        """Let the app answer; what it leaves undone is undone here."""
+    async def run(self, answer: Direct) -> None:
+        """Have it answered; what is left undone is undone here."""
         wrong = ""
         try:
-            await app(self.scope, self.receive, self.send)
+            await answer(self)
             if self.disconnected or self.response_complete:
                 return
             wrong = "an app returned without a whole answer"
@@ -80,9 +90,8 @@ class Cycle:
             wrong = "an app failed"
             log.exception(wrong)
         finally:
-            self.scope = {}  # it holds this one: together they would wait for a look for garbage
-            if not self.response_started and wrong:
-                self._plain_fault()
+            if wrong and not self.response_started:
+                self.answer(500, BROKEN, b"Internal Server Error", more=False)
             elif not self.response_complete:
                 self._line.writer.close()
 
@@ -206,7 +215,7 @@ class Cycle:
             self.keep_alive &= b"close" not in close.lower()
             lines = [pair for pair in lines if pair[0] != b"connection"]  # said below
         length, chunked = told.get(b"content-length"), b"transfer-encoding" in told
-        bare = status in BARE or self.scope["method"] == "HEAD"
+        bare = status in BARE or self.method == b"HEAD"
         if length is None and not chunked and not bare:
             chunked = True
             lines.append((b"transfer-encoding", b"chunked"))
@@ -242,8 +251,5 @@ class Cycle:
             self._line.writer.close()
         self._line.finished()
 
-    def _plain_fault(self) -> None:
-        if not self.disconnected:
-            self.scope = {"method": "GET"}
-            self.answer(500, BROKEN, b"Internal Server Error", more=False)
-            self.scope = {}
+
+Direct = Callable[[Cycle], Awaitable[None]]  # answers one request

@@ -11,13 +11,14 @@ is made of.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import aiohttp
 
 from kvplane.bootstrap import BootstrapClient
 from kvplane.composite import Composite
+from kvplane.cycle import Direct
 from kvplane.documents import with_index
 from kvplane.doors import Metrics, Server, Switchboard, new_registry
 from kvplane.events import EventsMetrics, Subscriptions, routes
@@ -105,17 +106,19 @@ class GatewayPlane(Composite):
         api = Api(gateway, with_index(admin_app(gateway, desk, worker_from_table), index))
         queued = api.admission.places
         page = dashboard_app(gateway, desk, follower.lag_ms, lambda: queued.waiting)
-        await self._open({"": api, "/index": index, "/dashboard": page})
+        direct = {**api.direct(), b"/index/rank": index.desk.direct}
+        await self._open({"": api, "/index": index, "/dashboard": page}, direct)
         await self.begin(changes, page.board)  # their readers go before the port is closed
         _tell(self._workers, "every request is answered 503 until POST /workers adds one")
 
-    async def _open(self, apps: dict[str, Any]) -> None:
+    async def _open(self, apps: dict[str, Any], direct: Mapping[bytes, Direct]) -> None:
         """The gateway's port, and one for metrics where it is wanted."""
         told, metered = self._told, Metrics(self._registry)
         if told.values.get("prometheus_port") is not None:
             await self.begin(Server(metered, told["host"], told["prometheus_port"], "metrics"))
         door, most_head = Switchboard({**apps, "/metrics": metered}), told["max_header_size"]
-        await self.begin(Server(door, told["host"], self._port, "gateway", None, most_head))
+        server = Server(door, told["host"], self._port, "gateway", None, most_head, direct)
+        await self.begin(server)
 
     async def _gateway(
         self,
@@ -216,7 +219,9 @@ class IndexPlane(Composite):
         app.router.routes.extend(routes(changes))
         # Under /index too, so that whatever asks a gateway's index can ask this one.
         door = Switchboard({"/metrics": Metrics(registry), "/index": app, "": app})
-        await self.begin(Server(door, told["host"], told["port"], "index"), changes)
+        direct = dict.fromkeys((b"/rank", b"/index/rank"), app.desk.direct)
+        server = Server(door, told["host"], told["port"], "index", direct=direct)
+        await self.begin(server, changes)
 
 
 class IngestPlane(Composite):

@@ -96,7 +96,8 @@ async def gatehouse(
     legs = Legs(leg_settings, clock)
     metrics = RouterMetrics(registry)
     gateway = Gateway(view, fleet, prompts, legs, ledger, metrics, settings, clock)
-    server = Server(Api(gateway, admin_app(gateway, **admin)), "127.0.0.1", 0, "gateway")
+    api = Api(gateway, admin_app(gateway, **admin))
+    server = Server(api, "127.0.0.1", 0, "gateway", direct=api.direct())
     async with contextlib.AsyncExitStack() as stack:
         engines = {
             name: await stack.enter_async_context(peer(script)) for name, script in scripts.items()
