@@ -85,13 +85,15 @@ class Aftermath:
 
     def begin(self, ended: Ended) -> None:
         """Take over; returns at once. Prefill's load is given back on every path."""
-        if settled(ended.attempt) and not (ended.meeting.sides and self._at_once(ended.meeting)):
+        meeting, attempt = ended.meeting, ended.attempt
+        done = attempt.prefill_ended or settled(attempt)
+        if done and not (meeting.sides and self._at_once(meeting)):
             self._cached(ended)
             self._finish(ended)
             return
         if len(self._tasks) >= MOST_TASKS:
             self._on_dropped()
-            ended.attempt.abort()
+            attempt.abort()
             self._finish(ended)
             return
         task = asyncio.create_task(self._run(ended))

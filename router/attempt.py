@@ -95,6 +95,8 @@ class Attempt(msgspec.Struct, eq=False):
         would stay until the next look for garbage."""
         self.on_prefill_end = self.on_start = self.on_given_up = nothing
         self.follow = None
+        if self.prefill is not None:
+            self.prefill.bell = self.decode.bell
 
     def give_up(self, side: Side) -> None:
         """Close one leg; an engine that may still be at work for it is told, once."""

@@ -25,24 +25,22 @@ class Credentials:
     def __init__(self, usual: str = "") -> None:
         self._usual = usual  # of questions of ours, where a worker has no key of its own
         self._keys: dict[Origin, bytes] = {}
+        self.known = False  # has any worker a key of its own? Else nobody need look: most have none
         self._homes: dict[Pod, Origin] = {}
-
-    def __bool__(self) -> bool:
-        """Has any worker a key of its own? Most fleets have none, and then nobody need look."""
-        return bool(self._keys)
 
     def learn(self, pod: Pod, url: str, key: str) -> None:
         """From now on this is its key; "" = it has none of its own."""
         self.forget(pod)
         if key:
             origin = self._homes[pod] = Origin.parse(url)
-            self._keys[origin] = b"Bearer " + key.encode()
+            self._keys[origin], self.known = b"Bearer " + key.encode(), True
 
     def forget(self, pod: Pod) -> None:
         """It is gone."""
         origin = self._homes.pop(pod, None)
         if origin is not None:
             self._keys.pop(origin, None)
+            self.known = bool(self._keys)
 
     def asking(self, url: str) -> dict[str, str]:
         """Headers of a question of our own to this address."""

@@ -57,6 +57,8 @@ async def dispatch(attempt: Attempt, client: Client, headers: HeaderList) -> Non
     with the client; prefill's may still be under way then. On every other way out both are closed.
     """
     try:
+        while not _ready(attempt, client):
+            await client.bell.wait()
         await _answer(attempt, client, headers)
     except Refusal as refusal:
         attempt.give_up(Side.DECODE if refusal.side is Side.PREFILL else Side.PREFILL)
@@ -79,19 +81,19 @@ async def dispatch(attempt: Attempt, client: Client, headers: HeaderList) -> Non
 
 
 async def _answer(attempt: Attempt, client: Client, headers: HeaderList) -> None:
-    while not _ready(attempt, client):
-        await client.bell.wait()
     decode, merge = attempt.decode, attempt.merge
     if merge is not None and not decode.stream:
         await _merged(attempt, client, headers)
         return
     await _start(attempt, client, headers)
     passes: Callable[[bytes], bool] | None = None
+    listens = attempt.prefill is None or attempt.decode_usage is not None
     while True:
         _look(attempt, client)
         data = decode.take()
         last = decode.complete
-        _listen(attempt, data)
+        if listens:
+            _listen(attempt, data)
         if merge is not None:
             data = merge.stream(data, last)
         if data or last:
@@ -100,7 +102,9 @@ async def _answer(attempt: Attempt, client: Client, headers: HeaderList) -> None
             return
         if not decode.buffered_bytes and not decode.over:
             if merge is None:
-                decode.tap = passes = passes or _passing(attempt, client)
+                alone = attempt.prefill_ended and not listens
+                passes = client.put if alone else passes or _passing(attempt, client)
+                decode.tap = passes
             try:
                 await client.bell.wait()
             finally:
@@ -110,6 +114,8 @@ async def _answer(attempt: Attempt, client: Client, headers: HeaderList) -> None
 def _passing(attempt: Attempt, client: Client) -> Callable[[bytes], bool]:
     """What takes a part of the answer while nothing else is under way: from one connection to the
     other in the step that read it. It says no as soon as there is anything to look at."""
+
+    listens = attempt.prefill is None or attempt.decode_usage is not None
 
     def passes(data: bytes) -> bool:
         prefill = attempt.prefill
@@ -121,7 +127,8 @@ def _passing(attempt: Attempt, client: Client) -> Callable[[bytes], bool]:
             return False
         if client.gone or not client.put(data):
             return False
-        _listen(attempt, data)
+        if listens:
+            _listen(attempt, data)
         return True
 
     return passes
@@ -150,7 +157,8 @@ async def _start(
         theirs = [(name, value) for name, value in theirs if name != b"content-length"]
     if length is not None:
         theirs.append((b"content-length", b"%d" % length))
-    await client.start(attempt.decode.status, [*theirs, *headers])
+    theirs += headers
+    await client.start(attempt.decode.status, theirs)
 
 
 def _listen(attempt: Attempt, data: bytes) -> None:
@@ -226,6 +234,7 @@ async def finish_prefill(attempt: Attempt, bell: Bell, deadline_s: float) -> Non
     try:
         if leg is None:
             return
+        leg.hurry()
         async with asyncio.timeout(deadline_s):
             attempt.look_at_prefill()
             while not leg.over:

@@ -74,7 +74,8 @@ class Legs:
         self._tls = tls  # made once; CA and client certificate are the caller's
         self._engines: dict[Origin, _Engine] = {}
         self._home: dict[Connection, tuple[Origin, _Engine]] = {}  # of each open connection
-        self._live: dict[Exchange, asyncio.Task[None] | None] = {}  # with its connect, if any
+        # Legs that have no connection yet, with the task that makes one, if any.
+        self._coming: dict[Exchange, asyncio.Task[None] | None] = {}
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -83,8 +84,8 @@ class Legs:
 
     async def stop(self) -> None:
         """Abort every leg and close every connection."""
-        connects = [task for task in self._live.values() if task is not None]
-        for exchange in list(self._live):
+        connects = [task for task in self._coming.values() if task is not None]
+        for exchange in self._live:
             exchange.abort()
         for connection in list(self._home):
             connection.abort()
@@ -96,6 +97,11 @@ class Legs:
     def live(self) -> int:
         """Legs that are neither complete nor failed."""
         return len(self._live)
+
+    @property
+    def _live(self) -> list[Exchange]:
+        sent = [one.exchange for one in self._home if one.exchange is not None]
+        return [*self._coming, *sent]
 
     @property
     def sockets(self) -> int:
@@ -123,13 +129,11 @@ class Legs:
         answer is no stream, so that its head may take as long as all of it. Raises ValueError for
         a target or header that could split the request.
         """
-        if self.credentials:
+        if self.credentials.known:
             headers = self.credentials.signed(origin, headers)
         head, now = request_head(method, origin, target, headers, len(body)), self._now()
-        exchange = Exchange(
-            origin, head, body, self._settings, bell or Bell(), self._ended, patient, now, now, now
-        )
-        self._live[exchange] = None
+        waits = Bell() if bell is None else bell
+        exchange = Exchange(origin, head, body, self._settings, waits, patient, now, now, now)
         engine = self._engines.get(origin)
         if engine is None:
             engine = self._engines[origin] = _Engine()
@@ -144,6 +148,7 @@ class Legs:
 
     def _want(self, origin: Origin, engine: _Engine, exchange: Exchange) -> None:
         """None idles: a new one is made, or waited for."""
+        self._coming[exchange], exchange.on_over = None, self._given_up
         if engine.open < self._settings.connections:
             self._dial(origin, engine, exchange)
         elif len(engine.waiters) < self._settings.waiters:
@@ -169,7 +174,7 @@ class Legs:
     def _dial(self, origin: Origin, engine: _Engine, exchange: Exchange) -> None:
         engine.open += 1
         exchange.dialled(self._now())
-        self._live[exchange] = asyncio.create_task(self._connect(origin, engine, exchange))
+        self._coming[exchange] = asyncio.create_task(self._connect(origin, engine, exchange))
 
     async def _connect(self, origin: Origin, engine: _Engine, exchange: Exchange) -> None:
         connection = Connection(self._settings, self._now, self._freed, self._lost, self._heads)
@@ -194,8 +199,12 @@ class Legs:
         if exchange.over:
             self._freed(connection)
         else:
-            self._live[exchange] = None
-            connection.send(exchange, self._now())
+            self._give(connection, exchange)
+
+    def _give(self, connection: Connection, exchange: Exchange) -> None:
+        del self._coming[exchange]
+        exchange.on_over = None
+        connection.send(exchange, self._now())
 
     def _context(self) -> ssl.SSLContext:
         if self._tls is None:
@@ -208,7 +217,7 @@ class Legs:
         while engine.waiters:
             exchange = engine.waiters.popleft()
             if not exchange.over:
-                connection.send(exchange, self._now())
+                self._give(connection, exchange)
                 return
         if engine.removed or len(engine.idle) >= self._settings.idle_connections:
             connection.abort()
@@ -236,8 +245,9 @@ class Legs:
             if not exchange.over:
                 self._dial(origin, engine, exchange)
 
-    def _ended(self, exchange: Exchange) -> None:
-        task = self._live.pop(exchange, None)
+    def _given_up(self, exchange: Exchange) -> None:
+        """It is over before it had a connection."""
+        task = self._coming.pop(exchange, None)
         if task is not None and task is not asyncio.current_task():
             task.cancel()
         engine = self._engines.get(exchange.origin) if exchange.waits else None
@@ -253,7 +263,7 @@ class Legs:
     def sweep(self) -> None:
         """Fail legs past a deadline, close connections past their time."""
         now = self._now()
-        for exchange in list(self._live):
+        for exchange in self._live:
             exchange.check(now)
         for origin, engine in list(self._engines.items()):
             for connection in [c for c in engine.idle if not c.usable(now)]:

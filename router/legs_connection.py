@@ -21,6 +21,7 @@ from .legs_exchange import Exchange
 from .legs_heads import NONE, Heads, Pairs, read
 from .legs_settings import LegSettings
 
+MOST_BREATH_S = 0.16  # between two reads of an answer that nobody looks at; the first is shorter
 SLACK = 8192  # bytes of status lines and 1xx heads, on top of the cap of the head itself
 
 
@@ -43,7 +44,7 @@ class Connection(asyncio.Protocol):
         self._on_free, self._on_lost = on_free, on_lost
         self._heads = heads or Heads()
         self._transport: asyncio.Transport | None = None
-        self._exchange: Exchange | None = None
+        self.exchange: Exchange | None = None
         self._parser: httptools.HttpResponseParser | None = None
         self._parts: list[bytes] = []  # of the body, of one read
         self.on_body = self._parts.append  # the parser's callback: no step of ours for each chunk
@@ -58,15 +59,15 @@ class Connection(asyncio.Protocol):
         """Open, idle, and not past the time after which the engine may close it."""
         return (
             now - self.free_since < self.expire_s
-            and self._exchange is None
+            and self.exchange is None
             and self._transport is not None
             and not self._transport.is_closing()
         )
 
     def send(self, exchange: Exchange, now: float) -> None:
         """Write the request; from now on all bytes belong to `exchange`."""
-        assert self._transport is not None and self._exchange is None, "connection is not idle"
-        self._exchange = exchange
+        assert self._transport is not None and self.exchange is None, "connection is not idle"
+        self.exchange = exchange
         self._idled_s = now - self.free_since
         exchange.sent(self, now, self.used)
         self.used = True
@@ -88,7 +89,7 @@ class Connection(asyncio.Protocol):
 
     def abort(self) -> None:
         """Close at once, whatever is under way. Idempotent, never puts back."""
-        self._exchange = None
+        self.exchange = None
         if self._transport is not None:
             self._transport.abort()
 
@@ -99,63 +100,63 @@ class Connection(asyncio.Protocol):
         self.free_since = self._now()
 
     def data_received(self, data: bytes) -> None:
-        exchange = self._exchange
-        if exchange is None:
-            self.abort()  # bytes nobody asked for: this connection is not to be trusted
-        elif self._parser is not None:
-            self._read(exchange, data)
-        elif (found := self._heads.whole(data)) is not None:
-            head, length, body = found
-            self._exchange = None
-            exchange.got_whole(head, length, body, len(data))
-            self._free(head.kept_s, exchange.paused)
-        else:
-            self._prepare()
-            self._read(exchange, data)
-            if self._in_body:
-                self._heads.learn(data, self._head)
-
-    def _prepare(self) -> None:
-        """For the first bytes of an answer."""
-        self._parser = httptools.HttpResponseParser(self)
-        self._headers: Pairs = []
-        self._head = NONE
-        self._head_bytes = self._lines = self._silent_bytes = self._informational = 0
-        self._in_body = self._ended = self._glued = self._until_close = False
-
-    def _read(self, exchange: Exchange, data: bytes) -> None:
-        """Let the parser have it, and the exchange what the parser made of it."""
-        assert self._parser is not None
-        exchange.moved(len(data), self._now())
-        broken = ""
+        exchange, parser = self.exchange, self._parser
+        if parser is None or exchange is None:
+            self._begin(exchange, data)
+            return
+        exchange.received_bytes += len(data)
+        exchange.moved_at = self._now()
+        broken, parts, body = "", self._parts, b""
         try:
-            self._parser.feed_data(data)
+            parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
             broken = str(error.__context__ or error)
         except (httptools.HttpParserError, httptools.HttpParserUpgrade) as error:
             broken = f"not a valid answer: {error}"
-        parts, body = self._parts, b""
         if parts:
             body = parts[0] if len(parts) == 1 else b"".join(parts)
             parts.clear()
             self._silent_bytes = 0
-        else:
-            self._silent_bytes += len(data)
-        if self._exchange is None:  # aborted by a callback's reader
+        if self.exchange is None:  # aborted by a callback's reader
             return
         if self._ended:
-            self._exchange = None
-            exchange.got_last(body)
+            self.exchange = None
+            exchange.finish(body)
             self._free(0.0 if broken or self._glued else self._head.kept_s, exchange.paused)
             return
         if body:
             exchange.got_body(body)
-        if self._exchange is not None:
+        else:
+            self._silent_bytes += len(data)
+        if broken or not self._in_body or not body or exchange.slow:
             self._check(exchange, broken)
+
+    def _begin(self, exchange: Exchange | None, data: bytes) -> None:
+        """The first bytes of an answer."""
+        if exchange is None:
+            self.abort()  # nobody asked for them: this connection is not to be trusted
+        elif (found := self._heads.whole(data)) is not None:
+            head, length, body = found
+            self.exchange = None
+            exchange.got_whole(head, length, body, len(data))
+            self._free(head.kept_s, False)
+        else:
+            self._parser = httptools.HttpResponseParser(self)
+            self._headers: Pairs = []
+            self._head = NONE
+            self._head_bytes = self._lines = self._silent_bytes = self._informational = 0
+            self._in_body = self._ended = self._glued = self._until_close = False
+            self._breath_s = self._settings.breath_s
+            exchange.phase = Phase.HEAD
+            self.data_received(data)
+            if self._in_body:
+                self._heads.learn(data, self._head)
 
     def _check(self, exchange: Exchange, broken: str) -> None:
         """More is to come, if all is well."""
         most = self._settings.head_bytes
+        if self.exchange is None:  # what came of it made somebody give it up
+            return
         if broken:
             self._fail(Malformed, broken)
         elif not self._in_body:
@@ -169,10 +170,11 @@ class Connection(asyncio.Protocol):
     def _breathe(self) -> None:
         """Nobody looks at this answer before it is whole: it is read a few times, not a hundred."""
         self.pause()
-        asyncio.get_running_loop().call_later(self._settings.breath_s, self._read_on)
+        asyncio.get_running_loop().call_later(self._breath_s, self._read_on)
+        self._breath_s = min(2 * self._breath_s, MOST_BREATH_S)
 
     def _read_on(self) -> None:
-        if self._exchange is None or not self._exchange.paused:
+        if self.exchange is None or not self.exchange.paused:
             self.resume()
 
     def eof_received(self) -> bool | None:
@@ -180,10 +182,10 @@ class Connection(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self.lost = True
-        exchange = self._exchange
+        exchange = self.exchange
         if exchange is not None:
             if exc is None and self._until_close and exchange.status:
-                self._exchange = None
+                self.exchange = None
                 exchange.finish()
             else:
                 how = "reset" if exc is not None else "closed"
@@ -194,7 +196,7 @@ class Connection(asyncio.Protocol):
         self._on_lost(self)
 
     def _fail(self, kind: type[LegError], detail: str) -> None:
-        exchange, self._exchange = self._exchange, None
+        exchange, self.exchange = self.exchange, None
         self._parser = None
         if self._transport is not None:
             self._transport.abort()
@@ -233,7 +235,7 @@ class Connection(asyncio.Protocol):
             self._headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
-        parser, exchange = self._parser, self._exchange
+        parser, exchange = self._parser, self.exchange
         assert parser is not None
         status = int(parser.get_status_code())
         if status == 101:

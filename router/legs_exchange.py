@@ -75,11 +75,11 @@ class Exchange(msgspec.Struct, eq=False):
     body_out: bytes
     _settings: LegSettings
     bell: Rung
-    on_over: Callable[[Exchange], None] | None = None  # the pool lets go of it
     patient: bool = False  # its head comes with its end: no deadline but the whole leg's
     _begun: float = 0.0  # by the pool's clock
     _since: float = 0.0
-    _moved: float = 0.0
+    moved_at: float = 0.0  # when the connection last brought bytes
+    on_over: Callable[[Exchange], None] | None = None  # the pool's, before it has a connection
     phase: Phase = Phase.CONNECT
     status: int = 0  # 0 until the head came
     stream: bool = False  # it is answered with server-sent events
@@ -172,6 +172,12 @@ class Exchange(msgspec.Struct, eq=False):
         if not self.over:
             self.fail(Aborted, "aborted by the gateway")
 
+    def hurry(self) -> None:
+        """From now on somebody waits for its end."""
+        self.slow = False
+        if self.line is not None and not self.paused:
+            self.line.resume()
+
     # -- the connection's and the pool's side
 
     def dialled(self, now: float) -> None:
@@ -181,22 +187,18 @@ class Exchange(msgspec.Struct, eq=False):
     def sent(self, line: Line, now: float, reused: bool) -> None:
         """The request was handed to a connection."""
         self.line, self.phase, self.reused, self.waits = line, Phase.SENT, reused, False
-        self._since = self._moved = now
-
-    def moved(self, size: int, now: float) -> None:
-        """Bytes of the answer came, framing included."""
-        self.received_bytes += size
-        self._moved = now
-        if self.phase is Phase.SENT:
-            self.phase = Phase.HEAD
+        self._since = self.moved_at = now
 
     def got_head(self, head: Head) -> None:
         """The head is complete; never an informational one."""
         self._head, self.status, self.stream = head, head.status, head.stream
         self.phase = Phase.BODY
-        if self.stream and not self.slow:
+        refused = not 200 <= head.status < 300
+        if refused:
+            self.slow = False  # somebody waits for the reason
+        elif self.stream and not self.slow:
             self.calm = False
-        if not self.calm or not 200 <= head.status < 300:
+        if refused or not self.calm:
             self.bell.ring()
 
     def got_body(self, data: bytes) -> None:
@@ -214,27 +216,22 @@ class Exchange(msgspec.Struct, eq=False):
             return
         self.bell.ring()
 
-    def got_last(self, data: bytes) -> None:
-        """The last of the body."""
-        if data:
-            self._parts.append(data)
-            self.buffered_bytes += len(data)
-        self.finish()
-
     def got_whole(self, head: Head, length: bytes, body: bytes, size: int) -> None:
         """A whole answer of so many bytes, in one read."""
         self._head, self._length, self.status, self.stream = head, length, head.status, head.stream
         self.phase, self.received_bytes = Phase.BODY, size
-        self.got_last(body)
+        self.finish(body)
 
-    def finish(self) -> None:
-        """The answer is complete; what is buffered may still be read."""
-        if not self.over:
-            self.complete = self.over = True
-            self.line = self.tap = None
-            if self.on_over is not None:
-                self.on_over(self)
-            self.bell.ring()
+    def finish(self, data: bytes = b"") -> None:
+        """The answer is complete with these; what is buffered may still be read."""
+        if self.over:
+            return
+        if data:
+            self._parts.append(data)
+            self.buffered_bytes += len(data)
+        self.complete = self.over = True
+        self.line = self.tap = None
+        self.bell.ring()
 
     def fail(self, kind: type[LegError], detail: str) -> None:
         """End the leg with an error. Idempotent; the first error stays."""
@@ -253,11 +250,11 @@ class Exchange(msgspec.Struct, eq=False):
         """Fail the leg where one of its deadlines passed. The sweeper calls it."""
         limits, since = self._settings, now - self._since
         if self.paused:
-            self._moved = now  # we are the slow side; the engine's idle time does not run
+            self.moved_at = now  # we are the slow side; the engine's idle time does not run
         if now - self._begun > limits.total_s:
             self.fail(TimedOut, f"not finished within {limits.total_s:g} s")
         elif self.phase is Phase.BODY:
-            if now - self._moved > limits.idle_s:
+            if now - self.moved_at > limits.idle_s:
                 self.fail(TimedOut, f"body silent for {limits.idle_s:g} s")
         elif self.phase is not Phase.CONNECT:
             if since > limits.head_s and not self.patient:

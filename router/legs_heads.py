@@ -19,7 +19,8 @@ from .legs_wire import passed_back
 Pairs = list[tuple[bytes, bytes]]
 
 END = b"\r\n\r\n"
-LENGTH = b"\r\ncontent-length: "
+LENGTH = b"content-length"
+BEFORE = b"\r\ncontent-length: "
 MOST_HEADS = 512  # remembered; each is some engine's way to say 200, in one second
 MOST_BYTES = 2048  # of one
 
@@ -31,21 +32,24 @@ class Head(msgspec.Struct):
     headers: Pairs  # names in lower case
     kept_s: float = 0.0  # how long its connection may idle; 0 = it is not used again
     stream: bool = False  # server-sent events
-    _passed: Pairs | None = None
+    _passed: Pairs | None = None  # but for the length
+    _length: bytes = b""  # that is passed on where none is given
 
     def of_length(self, length: bytes) -> Pairs:
         """The headers of one answer; `length` as its own head has it, b"" where `headers` do."""
         if not length:
             return self.headers
-        return [(n, length if n == b"content-length" else value) for n, value in self.headers]
+        return [(n, length if n == LENGTH else value) for n, value in self.headers]
 
     def passed_back(self, length: bytes = b"") -> Pairs:
-        """A new list of what the client may see of it."""
+        """A new list of what the client may see of it; its length comes last."""
         if self._passed is None:
-            self._passed = passed_back(self.headers, self.stream)
-        if not length or self.stream:
+            passed = passed_back(self.headers, self.stream)
+            self._length = next((value for name, value in passed if name == LENGTH), b"")
+            self._passed = [pair for pair in passed if pair[0] != LENGTH]
+        if not self._length:
             return self._passed.copy()
-        return [(n, length if n == b"content-length" else value) for n, value in self._passed]
+        return [*self._passed, (LENGTH, length or self._length)]
 
 
 NONE = Head(0, [])  # as long as none is complete
@@ -82,7 +86,7 @@ class Heads:
     def whole(self, data: bytes) -> tuple[Head, bytes, bytes] | None:
         """Head, length and body of an answer whose head is known and which is all of `data`."""
         end = data.find(END) + 4
-        at = data.find(LENGTH, 0, end) + len(LENGTH)
+        at = data.find(BEFORE, 0, end) + len(BEFORE)
         stop = data.find(b"\r", at, end)
         head = self._known.get(data[:at] + data[stop:end])
         if head is None:
@@ -96,10 +100,10 @@ class Heads:
         """Remember what the parser made of the begin of `data`, if its bytes say where it ends and
         that nothing but its length may differ."""
         end = data.find(END) + 4
-        at = data.find(LENGTH, 0, end) + len(LENGTH)
+        at = data.find(BEFORE, 0, end) + len(BEFORE)
         stop = data.find(b"\r", at, end)
         first = data.startswith(b"HTTP/1.1 %d " % head.status)  # not one behind a 1xx
-        if at < len(LENGTH) or end > MOST_BYTES or not first or not data[at:stop].isdigit():
+        if at < len(BEFORE) or end > MOST_BYTES or not first or not data[at:stop].isdigit():
             return
         if head.status not in (200, 201, 202) or not _plain(data[:end], head.headers):
             return
@@ -112,7 +116,7 @@ def _plain(text: bytes, headers: Pairs) -> bool:
     """One length, no other framing, and no line that ends or goes on in another way than most: then
     every reader finds the same end of it."""
     names = [name for name, _ in headers]
-    if names.count(b"content-length") != 1 or b"transfer-encoding" in names:
+    if names.count(LENGTH) != 1 or b"transfer-encoding" in names:
         return False
     ends = text.count(b"\r\n")
     return ends == text.count(b"\r") == text.count(b"\n") == len(names) + 2

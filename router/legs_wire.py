@@ -72,8 +72,8 @@ def request_head(
     lines = headers if isinstance(headers, bytes) else header_lines(headers)
     first = request_line(method, origin, target)
     if not length and method == "GET":
-        return b"%s%s\r\n" % (first, lines)
-    return b"%s%scontent-length: %d\r\n\r\n" % (first, lines, length)
+        return b"%b%b\r\n" % (first, lines)
+    return b"%b%bcontent-length: %d\r\n\r\n" % (first, lines, length)
 
 
 @lru_cache(maxsize=4096)  # the same few routes of the same few engines, over and over

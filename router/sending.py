@@ -124,7 +124,11 @@ class Sending:
         cannot be told from others."""
         prefill, decode = choice.prefill, choice.decode
         how = alone(decode.up) if prefill is None else HANDOFFS[prefill.way]
-        bodies = how.write(ask, bindings, await self._seats(how, prefill, decode))
+        seats = SINGLE
+        one = decode.up.dp_size == 1 and (prefill is None or prefill.up.dp_size == 1)
+        if not one or how.directory == "query":
+            seats = await self._seats(how, prefill, decode)
+        bodies = how.write(ask, bindings, seats)
         if self._ending:
             await self._free(bodies.rids)
         lines = b"x-request-id: %b\r\n%b" % (ask.request_id.encode(), shared_lines(ask))
@@ -168,8 +172,6 @@ class Sending:
         engine_id = ""
         if prefill is not None and how.directory == "query":
             engine_id = await self._ids.of(prefill)
-        elif size == decode.up.dp_size == 1:
-            return SINGLE
         return Seats(size, decode.up.dp_size, decode.worker.dp_rank, engine_id)
 
     async def _free(self, rids: Sequence[str]) -> None:
@@ -277,6 +279,6 @@ class Sending:
 def shared_lines(ask: Ask) -> bytes:
     """Headers of whatever is sent to an engine for this request: nothing of the client's that could
     name a room, a rank or a host."""
-    if FORWARDED.isdisjoint([name for name, _ in ask.headers]):
+    if FORWARDED.isdisjoint(dict(ask.headers)):  # as most
         return JSON_LINE
     return header_lines([(b"content-type", b"application/json"), *forwarded(ask.headers)])

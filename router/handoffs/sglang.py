@@ -50,7 +50,7 @@ class Sglang:
 
     def write(self, ask: Ask, bindings: Sequence[Binding], seats: Seats) -> Bodies:
         """The triple in both; dp ranks where there is more than one."""
-        assert len(bindings) == self.rooms(ask), "a room for each prompt and sample"
+        assert len(bindings) == ask.prompts * ask.samples, "a room for each prompt and sample"
         samples = self._samples(ask) if ask.samples > 1 else []
         name, rids = self._named(ask, bindings, bool(samples))
         ours = self._triple(ask, bindings) + name

@@ -8,6 +8,7 @@ would share a block: ours start anew. Open it when something has to be unguessab
 from __future__ import annotations
 
 import os
+import struct
 
 BLOCK_BYTES = 4096
 BITS_63 = (1 << 63) - 1
@@ -16,10 +17,11 @@ BITS_63 = (1 << 63) - 1
 class Dice:
     """Bytes nobody can foretell, each given once."""
 
-    __slots__ = ("_at", "_block")
+    __slots__ = ("_at", "_block", "_numbers")
 
     def __init__(self) -> None:
         self._block, self._at = b"", 0
+        self._numbers: list[int] = []
 
     def draw(self, size: int) -> bytes:
         """`size` bytes, at most a block."""
@@ -31,7 +33,10 @@ class Dice:
 
     def bits63(self) -> int:
         """A number from 0 to 2**63 - 1."""
-        return int.from_bytes(self.draw(8), "little") & BITS_63
+        if not self._numbers:
+            drawn = struct.unpack(f"={BLOCK_BYTES // 8}Q", os.urandom(BLOCK_BYTES))
+            self._numbers = [number & BITS_63 for number in drawn]
+        return self._numbers.pop()
 
     def hex_id(self) -> str:
         """96 bits as 24 digits: no two requests of the world have the same."""

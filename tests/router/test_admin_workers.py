@@ -259,7 +259,7 @@ async def test_a_worker_with_a_key_of_its_own_gets_that_one_and_no_other() -> No
         assert keys_seen(house, "p1", "/generate") == {b"Bearer of-the-client"}
         await call(house, "PUT", own, {"api_key": "k-again"})
         await call(house, "DELETE", own)
-        assert not house.legs.credentials
+        assert not house.legs.credentials.known
 
 
 async def test_draining_by_put_keeps_new_requests_away_and_ends_by_put() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
+from typing import Any
 
 import pytest
 from kit.peer import Call, Peer, Script, answer, peer, replies
@@ -14,8 +16,9 @@ from kit.wait import until
 from kvplane.router.attempt import Attempt, Refusal
 from kvplane.router.blame import LegFailed, Side
 from kvplane.router.legs import Legs
-from kvplane.router.legs_errors import TimedOut
+from kvplane.router.legs_errors import Cut, TimedOut
 from kvplane.router.legs_exchange import Bell, Exchange
+from kvplane.router.legs_heads import read
 from kvplane.router.legs_settings import LegSettings
 from kvplane.router.legs_wire import Origin
 
@@ -170,3 +173,78 @@ async def test_a_decode_that_died_has_taken_nothing_and_one_we_closed_lets_go() 
         assert both.attempt.taken
         both.attempt.abort()
         assert both.attempt.taken
+
+
+class Counting(Bell):
+    rings = 0
+
+    def ring(self) -> None:
+        self.rings += 1
+        super().ring()
+
+
+def seated(**more: Any) -> tuple[Attempt, Exchange, Counting]:
+    """An attempt that is its prefill's bell, as sending.py makes them."""
+    bell, origin, limits = Counting(), Origin("h", 1), LegSettings()
+    attempt = Attempt(Exchange(origin, b"", b"", limits, bell), "d1", None, "p1", **more)
+    attempt.prefill = leg = Exchange(origin, b"", b"", limits, attempt)
+    leg.calm = leg.slow = True
+    return attempt, leg, bell
+
+
+WHOLE = b'{"meta_info":{"cached_tokens":48}}'
+
+
+def test_prefills_usual_end_is_booked_and_wakes_nobody() -> None:
+    ended: list[bool] = []
+    attempt, leg, bell = seated(on_prefill_end=lambda: ended.append(True))
+    leg.got_whole(read(200, [], True, 4), b"34", WHOLE, 60)
+    assert ended == [True] and attempt.prefill_ended and bell.rings == 0
+    assert attempt.usage.cached_tokens() == 48
+    attempt.look_at_prefill()
+    assert ended == [True]
+
+
+def test_whoever_waits_for_prefills_end_wakes() -> None:
+    attempt, leg, bell = seated(awaited=True)
+    leg.got_whole(read(200, [], True, 4), b"34", WHOLE, 60)
+    assert attempt.prefill_ended and bell.rings == 1
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "raised"),
+    [(200, b'{"error":{"message":"gone"}}', LegFailed), (503, b"busy", Refusal)],
+)
+def test_prefills_bad_end_wakes_and_is_told_once(
+    status: int, body: bytes, raised: type[Exception]
+) -> None:
+    ended: list[bool] = []
+    attempt, leg, bell = seated(on_prefill_end=lambda: ended.append(True))
+    leg.got_whole(read(status, [], True, 4), b"", body, 60)
+    assert bell.rings == 1 and ended == []
+    with pytest.raises(raised):
+        attempt.look_at_prefill()
+    assert len(ended) == (status == 200)
+
+
+def test_a_prefill_that_broke_wakes() -> None:
+    attempt, leg, bell = seated()
+    leg.fail(Cut, "broke off")
+    assert bell.rings == 1 and not attempt.prefill_ended
+
+
+def test_what_decode_needs_of_prefills_answer_wakes_and_is_kept() -> None:
+    attempt, leg, bell = seated(keeps=True)
+    leg.got_whole(read(200, [], True, 4), b"34", WHOLE, 60)
+    assert bell.rings == 1 and not attempt.prefill_ended
+    attempt.look_at_prefill()
+    assert attempt.prefill_ended and attempt.answer == WHOLE
+
+
+def test_an_attempt_that_was_let_go_is_no_garbage() -> None:
+    gc.collect()
+    attempt, leg, _ = seated()
+    leg.got_whole(read(200, [], True, 4), b"34", WHOLE, 60)
+    attempt.let_go()
+    del attempt, leg
+    assert gc.collect() == 0

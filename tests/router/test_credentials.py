@@ -29,7 +29,7 @@ def test_its_key_is_the_only_one_however_headers_are_written() -> None:
 def test_nobody_elses_request_is_touched() -> None:
     keys = known()
     assert keys.signed(TWO, PAIRS) is PAIRS
-    assert not Credentials("usual")
+    assert not Credentials("usual").known
     assert keys and "own" not in repr(keys)
 
 
