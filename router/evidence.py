@@ -106,7 +106,7 @@ class Ledger:
 
     def _unname(self, meeting: Meeting) -> None:
         same = self._by_request[meeting.request_id]
-        if isinstance(same, list) and len(same) > 1:
+        if same is not meeting and isinstance(same, list) and len(same) > 1:
             same.remove(meeting)
         else:
             del self._by_request[meeting.request_id]

@@ -268,13 +268,13 @@ class Gateway:
         meeting = ended.meeting
         if meeting.predicted_tokens is not None and meeting.actual_tokens is not None:
             worker = meeting.parties[0].worker
-            self.metrics.predicted.labels(worker).inc(meeting.predicted_tokens)
-            self.metrics.actual.labels(worker).inc(meeting.actual_tokens)
+            self.metrics.predicted.of[(worker,)].value += meeting.predicted_tokens
+            self.metrics.actual.of[(worker,)].value += meeting.actual_tokens
         if ended.foretold is not None and meeting.outcome == "ok":
             self.loop.answered(ended.foretold, meeting.actual_tokens)
 
     def _book_compared(self, worker: Worker, outcome: str) -> None:
-        self.metrics.comparisons.labels(str(worker), outcome).inc()
+        self.metrics.comparisons.of[worker, outcome].value += 1
 
 
 def _tasks() -> int:

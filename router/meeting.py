@@ -99,6 +99,7 @@ class Meeting(msgspec.Struct, eq=False, gc=False):
 
     def began(self, now: float) -> None:
         """The answer began to leave."""
+        assert self.walk is None, "it is over"
         self.first_byte = now
         self.steps += (Stage.END, now)  # type: ignore[operator]  # a list, or nothing yet
 

@@ -131,7 +131,7 @@ class Spreads(_Family[Spread]):
     ) -> None:
         self._texts = [*map(floatToGoString, bounds), "+Inf"]
         super().__init__(name, text, names, lambda: Spread(tuple(bounds)))
-        self.on_show: Callable[[], None] = _nothing  # called before it is read
+        self.on_show: list[Callable[[], None]] = []  # called before it is read
         bare = self.bare
         self.observe: Callable[[float], None] = bare.observe if bare else self._labelled
 
@@ -139,17 +139,14 @@ class Spreads(_Family[Spread]):
         raise AssertionError(f"{self._name} has labels")
 
     def collect(self) -> Iterator[Metric]:
-        self.on_show()
+        for count in self.on_show:
+            count()
         family = HistogramMetricFamily(self._name, self._text, labels=self._names)
         for values, spread in self._shown.items():
             below = accumulate(map(float, spread.counts))
             buckets = list(zip(self._texts, below, strict=True))
             family.add_metric(values, buckets, sum_value=spread.total)
         yield family
-
-
-def _nothing() -> None:
-    """All of it was counted when it was seen."""
 
 
 def counts(registry: CollectorRegistry, name: str, text: str, *labels: str) -> Counts:

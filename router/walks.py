@@ -10,6 +10,7 @@ here is counted at the next scrape.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 
 from kvplane.vocabulary import Stage
@@ -20,7 +21,7 @@ from .tallies import Spreads
 MOST_WAITING = 256  # attempts; to count them is half a millisecond in which nobody is served
 MOST_KINDS = 1000  # of walks that are kept once for all; most gateways see four
 
-Kind = tuple[tuple[Stage, ...], str]  # a walk, and the outcome of its last stage
+Kind = tuple[tuple[Stage, ...], str]  # a walk, and how the attempt ended
 
 
 class Walks:
@@ -30,7 +31,7 @@ class Walks:
         self._spreads = spreads
         self._waiting: list[Meeting] = []
         self._known: dict[tuple[Stage, ...], tuple[Stage, ...]] = {}
-        spreads.on_show = self.fold
+        spreads.on_show.append(self.fold)
 
     def ended(self, meeting: Meeting) -> None:
         """It is over."""
@@ -40,17 +41,18 @@ class Walks:
 
     def fold(self) -> None:
         """Count those that wait."""
-        waiting, rows = self._waiting[:], dict[Kind, list[tuple[float, ...]]]()
+        waiting, known = self._waiting[:], self._known
+        rows: dict[Kind, list[tuple[float, ...]]] = defaultdict(list)
         del self._waiting[: len(waiting)]
-        if len(self._known) > MOST_KINDS:
-            self._known.clear()
+        if len(known) > MOST_KINDS:
+            known.clear()
         for meeting in waiting:
             walk = meeting.press()
-            walk = meeting.walk = self._known.setdefault(walk, walk)
-            kind = walk, ENDS.get(meeting.outcome, "failed")
-            rows.setdefault(kind, []).append((*meeting.steps, meeting.ended or meeting.begun))
-        for (walk, outcome), times in rows.items():
-            self._count(walk, outcome, list(zip(*times, strict=True)))
+            walk = meeting.walk = known.setdefault(walk, walk)
+            times = (*meeting.steps, meeting.ended or meeting.begun)
+            rows[walk, meeting.outcome].append(times)
+        for (walk, outcome), each in rows.items():
+            self._count(walk, ENDS.get(outcome, "failed"), list(zip(*each, strict=True)))
 
     def _count(self, walk: Sequence[Stage], outcome: str, columns: list[tuple[float, ...]]) -> None:
         for at, stage in enumerate(walk):

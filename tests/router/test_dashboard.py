@@ -25,6 +25,7 @@ from kvplane.router.errors import GatewayError
 from kvplane.router.fleet import Fleet
 from kvplane.router.meeting import Meeting
 from kvplane.router.policies import Candidate
+from kvplane.router.remembered import Party, Why
 from kvplane.router.settings import RouterSettings
 from kvplane.runtime import running
 from kvplane.vocabulary import Pod, Role, Worker, WorkerUp
@@ -243,9 +244,8 @@ def test_a_quantile_is_one_of_the_values() -> None:
 
 def test_shares_are_taken_of_those_that_told_both() -> None:
     def met(prompt: int | None, predicted: int | None, actual: int | None) -> Meeting:
-        side = {"worker": "d"}
-        why = {"prompt_tokens": prompt}
-        return Meeting("r", 1, "/", "m", (), None, side, why, predicted, actual)
+        why = Why(prompt_tokens=prompt)
+        return Meeting("r", 1, "/", "m", (), None, Party("d"), why, predicted, actual)
 
     found = shares([met(100, 60, 50), met(100, 0, None), met(None, None, 9), met(50, 30, 40)])
     assert (found["hit_share"], found["predicted_tokens"], found["actual_tokens"]) == (0.6, 90, 90)
