@@ -46,5 +46,5 @@ def test_a_key_is_changed_and_forgotten_with_its_pod_also_when_it_moved() -> Non
     assert keys.signed(ONE, PAIRS) is PAIRS
     assert keys.signed(TWO, []) == [(b"authorization", b"Bearer new")]
     keys.learn(Pod("one"), "http://10.0.0.2:30000", "")
-    assert not keys
+    assert not keys.known
     known().forget(Pod("nobody"))
