@@ -20,7 +20,7 @@ Pairs = list[tuple[bytes, bytes]]
 
 END = b"\r\n\r\n"
 LENGTH = b"content-length"
-BEFORE = b"\r\ncontent-length: "
+BEFORE = b"content-length: "
 MOST_HEADS = 512  # remembered; each is some engine's way to say 200, in one second
 MOST_BYTES = 2048  # of one
 
@@ -103,7 +103,8 @@ class Heads:
         at = data.find(BEFORE, 0, end) + len(BEFORE)
         stop = data.find(b"\r", at, end)
         first = data.startswith(b"HTTP/1.1 %d " % head.status)  # not one behind a 1xx
-        if at < len(BEFORE) or end > MOST_BYTES or not first or not data[at:stop].isdigit():
+        line = data[at - len(BEFORE) - 2 : at] == b"\r\n" + BEFORE
+        if not line or end > MOST_BYTES or not first or not data[at:stop].isdigit():
             return
         if head.status not in (200, 201, 202) or not _plain(data[:end], head.headers):
             return

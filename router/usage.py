@@ -11,7 +11,6 @@ another place.
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -76,8 +75,10 @@ class Usage(msgspec.Struct):
         if NAME not in self._data:
             return None
         if self._data[:1] == b"{" and not self._cut:  # most are one object
-            with contextlib.suppress(msgspec.DecodeError, RecursionError):  # else looked at below
+            try:
                 return _PLAIN.decode(self._data).cached_tokens()
+            except (msgspec.DecodeError, RecursionError):
+                pass  # looked at in all its places below
         told = [text for text in self._texts() if NAME in text]
         for event in _decoded(reversed(told[-MOST_LOOKED:])):
             if (count := _cached(event)) is not None:
