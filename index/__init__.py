@@ -16,6 +16,7 @@ from .errors import (
     ShardsFixed,
     StoreDown,
     StoreUnfit,
+    StoreUnused,
 )
 from .facts import Facts, Size
 from .follower import Follower
@@ -81,6 +82,7 @@ __all__ = [
     "Store",
     "StoreDown",
     "StoreUnfit",
+    "StoreUnused",
     "Tokens",
     "Value",
     "View",

@@ -37,6 +37,10 @@ class StoreDown(IndexFault):
         return f"store {self.store}: {self.reason}"
 
 
+class StoreUnused(StoreDown):
+    """It answers, and nobody has written yet: an ingest will."""
+
+
 @dataclass(eq=False)
 class CursorGone(IndexFault):
     """The stream no longer holds what follows this cursor. Take a snapshot and go on from it."""

@@ -10,7 +10,7 @@ of a run is found.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from .places import FAMILIES, Places
 from .runs import Run
@@ -69,6 +69,10 @@ class Families:
                     return run, at
                 run = run.next
         return None, -1
+
+    def sift(self, blocks: Sequence[int]) -> list[int]:
+        """Those of many blocks that are worth looking for."""
+        return self._places.sift(blocks)
 
     # -- keeping it small --------------------------------------------------------------------
 

@@ -26,6 +26,8 @@ from .families import Families
 from .runs import MOST_BLOCKS, Run, Slot, alone, ordinals
 from .steps import Step, settle
 
+MISSED = 16  # blocks looked for in vain, before the rest of them is sifted
+
 
 class Forest:
     """All runs of one view."""
@@ -34,24 +36,19 @@ class Forest:
         self.heads: dict[int, Run] = {}  # first block -> its run
         self.tails: dict[int, Run] = {}  # last block -> its run
         self.alive = 0  # bitmap of ordinals
+        self.blocks = 0  # distinct ones
         self.untidy = False  # there is something to sweep
-        self._blocks = 0  # distinct ones
         self._families = Families()
         self._stored: dict[Slot, Run] = {}  # where it did so last
         self._removed: dict[Slot, Run] = {}
         self._free, self._next = list[int](), 0  # ordinals
-        self._dead = 0  # retired since the present pass began
-        self._passing = 0  # retired before it; free when it ends
+        self._dead = self._passing = 0  # retired since the present pass began; before it
         self._pass: list[Run] = []
-
-    def __len__(self) -> int:
-        return self._blocks
 
     def take(self) -> int:
         """An ordinal that no bit anywhere belongs to."""
         ordinal = self._free.pop() if self._free else self._next
-        if ordinal == self._next:
-            self._next += 1
+        self._next = max(self._next, ordinal + 1)
         self.alive |= 1 << ordinal
         return ordinal
 
@@ -60,8 +57,6 @@ class Forest:
         self.alive &= ~(1 << ordinal)
         self._dead |= 1 << ordinal
         self.untidy = True
-
-    # -- writing -----------------------------------------------------------------------------
 
     def store(self, slot: Slot, parent: int | None, blocks: Sequence[int]) -> int:
         """A slot holds these chained blocks now; returns how many it did not hold before."""
@@ -100,10 +95,12 @@ class Forest:
         return run, at + 1
 
     def _find(self, block: int, guess: Run | None, slot: Slot) -> tuple[Run | None, int]:
-        """Any block; first where the slot's part of a run ends that is guessed."""
+        """Any block; first where the slot's part of a guessed run ends, then anywhere in it."""
         if guess is not None:
             at = guess.bits(slot).bit_length() - 1
             if 0 <= at < len(guess.blocks) and guess.blocks[at] == block:
+                return guess, at
+            if (at := guess.position(block)) >= 0:
                 return guess, at
         return self._families.find(block)
 
@@ -120,7 +117,7 @@ class Forest:
         more = array("Q", fresh)
         mine.extend(more)
         self.tails[fresh[-1]] = run
-        self._blocks += len(more)
+        self.blocks += len(more)
         self._families.note(run.family, more)
         return len(more)
 
@@ -132,33 +129,36 @@ class Forest:
             elif first < MOST_BLOCKS and above.only(slot, self.alive):
                 return above
         run = self._families.begin(Run(parent, array("Q"), alone(slot), owner=slot))
-        if self._families.stale(self._blocks):
+        if self._families.stale(self.blocks):
             self.untidy = True
         return run
 
     def remove(self, slot: Slot, blocks: Sequence[int]) -> int:
         """A slot no longer holds these blocks, in any order; returns how many it did hold."""
-        gone, at, count = 0, 0, len(blocks)
-        while at < count:
-            block = blocks[at]
-            if (run := self.tails.get(block)) is not None:
-                if run.owner == slot and (taken := run.ending(blocks, at)):
-                    gone += self._shorten(run, len(run.blocks) - taken, len(run.blocks))
-                    at += taken
-                    continue
-                near = len(run.blocks) - 1
-            elif (run := self.heads.get(block)) is not None:
-                near = 0
-            else:
-                run, near = self._find(block, self._removed.get(slot), slot)
+        gone, at, missed = 0, 0, 0
+        while at < len(blocks):
+            run, near = self._place(slot, blocks[at])
             if run is None:
-                at += 1
+                at, missed = at + 1, missed + 1
+                if missed == MISSED:
+                    blocks, at = self._families.sift(blocks[at:]), 0
                 continue
-            low, taken = run.stretch(blocks, at, near)
-            gone += self._take(run, slot, low, low + taken)
-            self._removed[slot] = run
+            if run.owner == slot and (taken := run.ending(blocks, at)):
+                gone += self._shorten(run, len(run.blocks) - taken, len(run.blocks))
+            else:
+                low, taken = run.stretch(blocks, at, near)
+                gone += self._take(run, slot, low, low + taken)
+                self._removed[slot] = run
             at += taken
         return gone
+
+    def _place(self, slot: Slot, block: int) -> tuple[Run | None, int]:
+        """Where a block is that a slot gives up."""
+        if (run := self.tails.get(block)) is not None:
+            return run, len(run.blocks) - 1
+        if (run := self.heads.get(block)) is not None:
+            return run, 0
+        return self._find(block, self._removed.get(slot), slot)
 
     def _take(self, run: Run, slot: Slot, first: int, last: int) -> int:
         """A slot gives up first..last-1; returns how many it did hold."""
@@ -194,7 +194,7 @@ class Forest:
             del self.heads[mine[0]], self.tails[mine[-1]]
             self._families.leave(run)
         del mine[first:last]
-        self._blocks -= last - first
+        self.blocks -= last - first
         return last - first
 
     def _split(self, run: Run, at: int) -> None:
@@ -244,7 +244,7 @@ class Forest:
 
     def _begin(self) -> None:
         """The next pass over all runs, where there is a reason for one."""
-        if stale := self._families.stale(self._blocks):
+        if stale := self._families.stale(self.blocks):
             self._families.renew()
         self._passing, self._dead = self._dead, 0
         if stale or self._passing:
@@ -296,5 +296,5 @@ class Forest:
         """What all this weighs: dicts as they are; a place in a run, a run and a partial holder
         each their price."""
         partial = sum(len(run.partial) for run in self.heads.values())
-        own = len(self) * 9 + len(self.heads) * 480 + partial * 130
+        own = self.blocks * 9 + len(self.heads) * 480 + partial * 130
         return own + sum(map(getsizeof, (self.heads, self.tails))) + self._families.bytes()

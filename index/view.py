@@ -296,5 +296,5 @@ class View:
     def size(self) -> Size:
         """Totals; looks at every run."""
         holdings = sum(sum(facts.counts) for facts in self._facts.values())
-        blocks, runs, weight = len(self._forest), len(self._forest.heads), self._forest.bytes()
+        blocks, runs, weight = self._forest.blocks, len(self._forest.heads), self._forest.bytes()
         return Size(len(self._facts), blocks, holdings, runs, weight)

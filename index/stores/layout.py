@@ -54,7 +54,7 @@ class Layout:
         if kept is not None and not _COUNT.fullmatch(kept):
             raise StoreUnfit(self._shown, _other(f"{FORMAT}, and {kept!r} for its shards"))
         if kept is None and not self._asked:
-            raise StoreDown(self._shown, "no ingest has used this store yet")
+            raise StoreUnused(self._shown, "no ingest has used this store yet")
         found = int(kept) if kept is not None else self._asked or 1
         if self._asked not in (None, found):
             raise ShardsFixed(self._asked or 1, found)

@@ -317,6 +317,7 @@ class SmallRuns(Machine):
         super().__init__()
         self.patch = pytest.MonkeyPatch()
         self.patch.setattr(forest, "MOST_BLOCKS", 3)
+        self.patch.setattr(forest, "MISSED", 2)
         self.patch.setattr(families, "SPARE", 4)  # places are made anew all the time
         self.patch.setattr(places, "FEW", 2)  # and sorted
         self.patch.setattr(places, "MOST", 8)
@@ -628,7 +629,7 @@ def test_memory_is_flat_over_rounds_and_an_empty_view_is_empty(
             while view.sweep():
                 pass
             size, forest = view.size(), view._forest
-            assert (size.blocks, size.holdings, size.runs, len(forest)) == (0, 0, 0, 0)
+            assert (size.blocks, size.holdings, size.runs, forest.blocks) == (0, 0, 0, 0)
             assert not forest.heads and not forest.tails and not len(forest._families)
             assert not forest._pass and forest._next <= 2
             del mine
