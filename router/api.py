@@ -33,7 +33,7 @@ from .keys import Key, Keys
 from .proxied import PROXIED, Call, read_call
 from .proxy import Proxy
 from .request import COUNTS, LONG_BYTES, Ask, parse, sane_id
-from .tenants import apart
+from .tenants import SALTED, apart
 
 log = logging.getLogger(__name__)
 
@@ -114,10 +114,9 @@ class Api:
                 "invalid_request", "content-encoding of a request is not supported", status=415
             )
         hold, limits = self.admission.hold, self._limits
-        declared = told.get(b"content-length", b"")
-        raw = client.body_here(limits.most_body_bytes, declared, hold, key)
+        raw = client.body_here(limits.most_body_bytes, hold, key)
         if raw is None:
-            raw = await client.body(limits, hold, key)
+            raw = await client.body(limits, told.get(b"content-length", b""), hold, key)
         client.watch()
         try:
             if b"connection" in told or self.keys.guarded:
@@ -156,6 +155,8 @@ async def _wrong_method(path: str, scope: Scope, receive: Receive, send: Send) -
 def _ask(path: str, raw: bytes, request_id: str, headers: HeaderList, salt: str) -> Ask:
     """What a body asks, kept apart under its tenant's salt."""
     ask = parse(path, raw, request_id, tuple(headers))
+    if not salt and SALTED.isdisjoint(ask.body):
+        return ask
     raw, body = apart(path, ask.raw, ask.body, salt)
     return ask if raw is ask.raw else msgspec.structs.replace(ask, raw=raw, body=body)
 

@@ -79,22 +79,25 @@ class AsgiClient:
         await self.start(status, [*headers, (b"content-length", b"%d" % len(body))])
         await self.write(body, more=False)
 
-    def body_here(self, most_bytes: int, declared: bytes, hold: Hold, key: Key) -> bytes | None:
+    def body_here(self, most_bytes: int, hold: Hold, key: Key) -> bytes | None:
         """The request's body where it has come already, else None. Raises as `body` does."""
-        if declared.isdigit() and int(declared) > most_bytes:
-            raise _too_large(most_bytes)
-        if self._cycle is None or self._cycle.more_body:
+        cycle = self._cycle
+        if cycle is None or cycle.more_body:
             return None
-        body = self._cycle.take()
-        if len(body) > most_bytes:
+        body = cycle.take()
+        size = len(body)
+        if size > most_bytes:
             raise _too_large(most_bytes)
-        self._hold(len(body), hold, key)
+        hold(key, size)
+        self.held_bytes = size
         return body
 
-    async def body(self, limits: AdmissionSettings, hold: Hold, key: Key) -> bytes:
+    async def body(self, limits: AdmissionSettings, declared: bytes, hold: Hold, key: Key) -> bytes:
         """The request's body as it comes. `hold` is told of each part. Raises GatewayError 413,
         408 and what `hold` raises; ClientGone."""
         most = limits.most_body_bytes
+        if declared.isdigit() and int(declared) > most:
+            raise _too_large(most)
         parts: list[bytes] = []
         size, loop = 0, asyncio.get_running_loop()
         begun = loop.time()

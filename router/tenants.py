@@ -23,6 +23,7 @@ from .splice import splice
 
 OURS = "kvplane:"  # how salts begin that no client may send
 SALTS = ("cache_salt", "extra_key")  # vLLM and SGLang; SGLang alone
+SALTED = frozenset(SALTS)
 SHOWN = 32  # hex digits: 128 bits
 NATIVE = "/generate"  # older SGLang keeps apart by extra_key alone here, by either elsewhere
 

@@ -7,8 +7,9 @@ from kvplane.dice import BITS_63, BLOCK_BYTES, Dice
 
 def test_no_byte_is_given_twice_over_the_border_of_blocks() -> None:
     dice = Dice()
-    drawn = [dice.draw(12) for _ in range(3 * BLOCK_BYTES // 12)]
-    assert {len(one) for one in drawn} == {12} and len(set(drawn)) == len(drawn)
+    drawn = [dice.hex_id() for _ in range(3 * BLOCK_BYTES // 12)]
+    assert {len(one) for one in drawn} == {24} and len(set(drawn)) == len(drawn)
+    assert set("".join(drawn)) == set("0123456789abcdef")
 
 
 def test_numbers_fill_their_63_bits() -> None:

@@ -12,35 +12,32 @@ import struct
 
 BLOCK_BYTES = 4096
 BITS_63 = (1 << 63) - 1
+NUMBERS = struct.Struct(f"<{BLOCK_BYTES // 8}Q")
+ID_DIGITS = 24
 
 
 class Dice:
-    """Bytes nobody can foretell, each given once."""
+    """Numbers and names nobody can foretell, each given once."""
 
-    __slots__ = ("_at", "_block", "_numbers")
+    __slots__ = ("_at", "_digits", "_numbers")
 
     def __init__(self) -> None:
-        self._block, self._at = b"", 0
         self._numbers: list[int] = []
-
-    def draw(self, size: int) -> bytes:
-        """`size` bytes, at most a block."""
-        at = self._at
-        if at + size > len(self._block):
-            self._block, at = os.urandom(BLOCK_BYTES), 0
-        self._at = at + size
-        return self._block[at : at + size]
+        self._digits, self._at = "", 0
 
     def bits63(self) -> int:
         """A number from 0 to 2**63 - 1."""
         if not self._numbers:
-            drawn = struct.unpack(f"={BLOCK_BYTES // 8}Q", os.urandom(BLOCK_BYTES))
-            self._numbers = [number & BITS_63 for number in drawn]
-        return self._numbers.pop()
+            self._numbers = list(NUMBERS.unpack(os.urandom(BLOCK_BYTES)))
+        return self._numbers.pop() & BITS_63
 
     def hex_id(self) -> str:
         """96 bits as 24 digits: no two requests of the world have the same."""
-        return self.draw(12).hex()
+        at, end = self._at, self._at + ID_DIGITS
+        if end > len(self._digits):
+            self._digits, at, end = os.urandom(BLOCK_BYTES).hex(), 0, ID_DIGITS
+        self._at = end
+        return self._digits[at:end]
 
 
 DICE = Dice()
