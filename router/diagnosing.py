@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from kvplane.index import IndexFault, StoreUnfit
+from kvplane.index import IndexFault, StoreUnfit, StoreUnused
 from kvplane.vocabulary import Pod, Role, Stage, WorkerUp
 
 from .diagnosis import MOST_ATTEMPTS, RECENT_S, Scene, report
@@ -49,9 +49,10 @@ async def scene(gateway: Gateway, desk: Discovered | None) -> Scene:
     waiting = tuple(desk.waiting()) if desk is not None else ()
     ledger, now = gateway.ledger, gateway.clock.now()
     failed = ledger.meetings(MOST_ASKED, failed=True, since=now - RECENT_S)
-    _, ports, unfit = await asyncio.gather(
-        ledger.settle(failed, ASK_S), _ports(gateway, waiting), _unfit(gateway)
+    _, ports, (unfit, unused) = await asyncio.gather(
+        ledger.settle(failed, ASK_S), _ports(gateway, waiting), _store(gateway)
     )
+    living = gateway.view.living  # None: nobody told yet
     meetings = ledger.meetings(MOST_ATTEMPTS)
     return Scene(
         fleet=gateway.fleet,
@@ -65,7 +66,8 @@ async def scene(gateway: Gateway, desk: Discovered | None) -> Scene:
         meetings=meetings,
         queues=await _queues(gateway, [one.culprit for one in stuck(meetings, now)]),
         refused=tuple(ledger.refusals(MOST_REFUSED, now - RECENT_S)),
-        store_down_s=gateway.loop.store_down_s(),
+        ingest_lives=not unused and (living is None or bool(living)),
+        store_down_s=0.0 if unused else gateway.loop.store_down_s(),
         store_unfit=unfit,
     )
 
@@ -114,15 +116,18 @@ async def _page(gateway: Gateway, url: str) -> str:
     return body.decode("utf-8", "replace") if status == 200 else ""
 
 
-async def _unfit(gateway: Gateway) -> str:
-    """Why the index store may throw parts of the index away; "" where it does not, or is away."""
+async def _store(gateway: Gateway) -> tuple[str, bool]:
+    """Why the index store may throw parts of the index away; "" where it does not, or is away. And
+    whether it is there, and no ingest has written to it yet."""
     if gateway.fit is None:
-        return ""
+        return "", False
     try:
         async with asyncio.timeout(ASK_S):
             await gateway.fit()
     except StoreUnfit as error:
-        return str(error)
+        return str(error), False
+    except StoreUnused:
+        return "", True
     except (IndexFault, TimeoutError):
-        return ""  # away: store_down_s says so
-    return ""
+        return "", False  # away: store_down_s says so
+    return "", False

@@ -20,7 +20,7 @@ from kvplane.bootstrap import compatible
 from kvplane.vocabulary import Known, Pod, Shape, Worker, WorkerUp
 
 from .breaker import Breakers
-from .diagnosis_plane import plane, store
+from .diagnosis_plane import ingest, plane, store
 from .diagnosis_rooms import attempts, no_tokens
 from .diagnosis_workers import named, not_serving, workers
 from .findings import Finding, ordered
@@ -49,6 +49,7 @@ class Scene:
     meetings: Sequence[Meeting] = ()  # newest first
     refused: Sequence[Meeting] = ()  # for whom nobody was chosen, newest first
     queues: Mapping[str, str] = field(default_factory=dict)  # of stuck workers, as they say
+    ingest_lives: bool = True
     store_down_s: float = 0.0
     store_unfit: str = ""  # why the index store may throw parts of the index away
     compatible: Callable[[Shape, Shape], Sequence[str]] = compatible
@@ -78,9 +79,12 @@ def _standing(scene: Scene) -> Iterable[Finding]:
     yield from store(scene.store_down_s, scene.store_unfit)
     yield from named(scene.fleet, scene.declared)
     yield from not_serving(scene.fleet, scene.waiting, scene.told_ports)
-    yield from workers(
+    yield from ingest(scene.fleet, scene.ingest_lives)
+    for one in workers(
         scene.fleet, scene.breakers, scene.now, scene.known, scene.drift, scene.told_ports
-    )
+    ):
+        if scene.ingest_lives or one.rule != "stream-silent":
+            yield one
 
 
 def _happened(scene: Scene) -> Iterable[Finding]:

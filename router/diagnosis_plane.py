@@ -27,7 +27,8 @@ def plane(
 ) -> Iterable[Finding]:
     """Can each model be served by a pair, or by a unified worker? Where there are workers that
     cannot be used, or are something else than they were named as, each says so itself."""
-    meant = {up.role for up in declared.values()}
+    told = [(declared.get(up.pod, up).role, up) for up in fleet.pods()]
+    mistaken = {role for role, up in told if role is not up.role}  # each says so itself
     if not fleet.pods() and not waiting:
         yield _empty("no worker is named", "plane", STAGES[Stage.POOL][1])
     found = {up.model for up in fleet.pods()} or {one.declared.model for one in waiting}
@@ -35,11 +36,8 @@ def plane(
         if fleet.selectable(Role.BOTH, model):
             continue
         for side in (Role.PREFILL, Role.DECODE):
-            if side not in meant and not _any(fleet, waiting, side, model):
-                of = f" of model {model!r}" if model else ""
-                step = f"start a {side}{of}, or name one with --{side}"
-                said = f"{of[4:]}: no" if model else "no"
-                yield _empty(f"{said} {side} worker is named", f"{side} pool", step)
+            if side not in mistaken and not _any(fleet, waiting, side, model):
+                yield _unnamed(fleet, side, model)
             yield from _all_gone(fleet, waiting, side, model)
         yield from _misfits(fleet, model, compatible)
 
@@ -58,6 +56,16 @@ def _all_gone(fleet: Fleet, waiting: Sequence[Waited], side: Role, model: str) -
     sentence += ", ".join(names[:MOST_NAMED]) + more
     step = f"bring one {side} back, or name another with --{side}; what keeps each is said below"
     yield Finding("plane", True, sentence, f"{side} pool", step, Stage.POOL, "pool-down")
+
+
+def _unnamed(fleet: Fleet, side: Role, model: str) -> Finding:
+    """Nobody of this side is there for a model; maybe somebody is for another one."""
+    others = sorted({one.model for one in fleet.targets(side)})
+    but = f" ({side}s that are serve {', '.join(map(repr, others))})" if others else ""
+    of = f" of model {model!r}" if model else ""
+    said = f"{of[4:]}: no" if model else "no"
+    step = f"start a {side}{of}, or name one with --{side}"
+    return _empty(f"{said} {side} worker is named{but}", f"{side} pool", step)
 
 
 def _empty(sentence: str, culprit: str, step: str) -> Finding:
@@ -101,6 +109,17 @@ def _misfits(fleet: Fleet, model: str, compatible: Compatible) -> Iterable[Findi
         culprit = f"{one.worker} and {decodes[0].worker}"
         about = f"worker {one.worker}"
         yield Finding(about, blocks, sentence, culprit, step, Stage.PAIR, "shapes-differ")
+
+
+def ingest(fleet: Fleet, lives: bool) -> Iterable[Finding]:
+    """Without anybody who follows events no engine is to blame that they are not heard."""
+    followed = [one for one in fleet.targets() if one.up.events and one.role is not Role.DECODE]
+    if lives or not followed:
+        return
+    who = "what one worker holds" if len(followed) == 1 else f"what {len(followed)} workers hold"
+    sentence = f"no ingest lives: nothing is known of {who}, load alone decides"
+    step = "start kvplane ingest with the same --redis and workers; its log says why it ended"
+    yield Finding("plane", False, sentence, "ingest", step, Stage.POLICY_INPUT, "no-ingest")
 
 
 def store(down_s: float, unfit: str) -> Iterable[Finding]:

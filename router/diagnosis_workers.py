@@ -36,10 +36,9 @@ def named(fleet: Fleet, declared: Mapping[Pod, WorkerUp]) -> Iterable[Finding]:
         told = declared.get(up.pod)
         if told is None or told.role is up.role:
             continue
-        roles = (told.role, Role.BOTH)  # a unified worker is in need of nobody else
-        lacking = not any(fleet.selectable(role, up.model) for role in roles)
-        blocks = lacking and told.role is not Role.BOTH
-        sentence = f"{up.pod} was named as {told.role} and says that it is a {up.role}"
+        blocks = not _served(fleet, told.role, up.model) and told.role is not Role.BOTH
+        what = "unified" if up.role is Role.BOTH else f"a {up.role}"
+        sentence = f"{up.pod} was named as {told.role} and says that it is {what}"
         step = f"name it with --{up.role}, or start it as a {told.role}"
         if up.role is Role.BOTH:
             step = f"start it as a {told.role} (SGLang: --disaggregation-mode {told.role})"
@@ -51,7 +50,8 @@ def named(fleet: Fleet, declared: Mapping[Pod, WorkerUp]) -> Iterable[Finding]:
 def not_serving(fleet: Fleet, waiting: Sequence[Waited], ports: PORTS) -> Iterable[Finding]:
     """Workers that never answered, or not yet."""
     for one in waiting:
-        up, blocks = one.declared, not fleet.selectable(one.declared.role, one.declared.model)
+        up = one.declared
+        blocks = not _served(fleet, up.role, up.model)
         pod, about = str(up.pod), f"worker {up.pod}"
         sentence = f"{up.role} {pod} does not serve yet: {one.reason}"
         if one.stage is not None:
@@ -63,6 +63,8 @@ def not_serving(fleet: Fleet, waiting: Sequence[Waited], ports: PORTS) -> Iterab
 
 def _dead(about: str, blocks: bool, sentence: str, pod: str, step: str, reason: str) -> Finding:
     """Nobody listens there, or whoever does is not well."""
+    if "TLS" in reason:
+        step = "see that its URL says https only where it speaks TLS, and whose certificate it has"
     if refused(reason):
         return Finding(about, blocks, sentence, pod, step, Stage.CONNECT, "connection-refused")
     return Finding(about, blocks, sentence, pod, step, Stage.AVAILABILITY, "unhealthy")
@@ -115,12 +117,25 @@ def workers(
 
 def _others(fleet: Fleet, target: Target, states: Mapping[Worker, State]) -> bool:
     """Can somebody else do what this one does?"""
-    return any(
-        states.get(other.worker, State.CLOSED) is State.CLOSED
-        for role in (target.role, Role.BOTH)
-        for other in fleet.selectable(role, target.model)
-        if other is not target
-    )
+
+    def able(other: Target) -> bool:
+        return other is not target and states.get(other.worker, State.CLOSED) is State.CLOSED
+
+    return _served(fleet, target.role, target.model, able)
+
+
+def _served(
+    fleet: Fleet, role: Role, model: str, able: Callable[[Target], bool] = lambda other: True
+) -> bool:
+    """Is what a worker of this role does done by somebody? A unified one is in need of nobody, and
+    a pair does what it does."""
+
+    def anybody(one: Role) -> bool:
+        return any(map(able, fleet.selectable(one, model)))
+
+    if anybody(role) or anybody(Role.BOTH):
+        return True
+    return role is Role.BOTH and anybody(Role.PREFILL) and anybody(Role.DECODE)
 
 
 def _well(target: Target, alone: bool, ports: PORTS) -> Iterable[Finding]:

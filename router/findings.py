@@ -19,13 +19,13 @@ MOST_NAMED = 5  # rooms of one finding
 
 Rule = Literal[
     "pool-empty", "pool-down", "wrong-role", "drained", "unhealthy", "circuit-open",
-    "nobody-chosen", "no-tokens", "tokenizer-differs", "no-events", "stream-silent",
-    "stream-partial", "drift", "store-away", "store-evicts", "shapes-differ", "ranks-missing",
-    "wrong-bootstrap-port",
-    "directory-away", "resolve-topology-failed", "resolve-rank-failed", "stale-rank",
-    "connection-refused", "connect-failed", "room-mismatch", "kv-never-came", "verify-failed",
+    "nobody-chosen", "no-tokens", "tokenizer-differs", "no-events", "no-ingest",
+    "stream-silent", "stream-partial", "drift", "store-away", "store-evicts", "shapes-differ",
+    "ranks-missing", "wrong-bootstrap-port", "directory-away", "resolve-topology-failed",
+    "resolve-rank-failed", "stale-rank", "connection-refused", "connect-failed", "room-mismatch",
+    "kv-never-came", "verify-failed",
     "consume-failed", "no-answer", "first-byte-failed", "end-failed", "retries-used-up", "stuck",
-    "one-culprit", "clients-leave", "no-such-route", "key-refused",
+    "one-culprit", "clients-leave", "no-such-route", "key-refused", "full",
 ]  # fmt: skip
 
 

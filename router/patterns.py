@@ -5,7 +5,8 @@ Pure. Rules of diagnosis.py over the newest attempts. Open it to add one.
     stuck          several wait at a worker for long, and nothing of it ended meanwhile
     clients-leave  most requests end by the client's leaving: they give up before an answer begins
     one-culprit    most failures have one worker in common, beside workers that do well
-    no-such-route  a worker refuses all that it is asked: it is no engine, or wants another key
+    no-such-route  a worker refuses all that it is asked: it is no engine (key-refused: it wants
+                   another key; full: it says that it is)
 """
 
 from __future__ import annotations
@@ -25,7 +26,20 @@ LEFT = 10  # requests that were left, and more than were answered
 SHARED = 10  # failures before a common worker is looked for
 SHARE = 0.8  # of them it must be part of
 REFUSED = 3  # refusals in a row, and nothing else, of one worker
-STRANGER, LOCKED = (404, 405), (401, 403)  # no such route, model or method; no such key
+_STRANGER: tuple[Rule, str, str] = (
+    "no-such-route",
+    "no such route or model is there",
+    "see what answers at its URL: name an engine's own HTTP port, with the role it has",
+)
+_LOCKED: tuple[Rule, str, str] = (
+    "key-refused",
+    "it wants a key that nobody gave it",
+    "give the gateway its key: api_key in its [[workers]] table, or --api-key",
+)
+_FULL: tuple[Rule, str, str] = (
+    "full", "it is full", "add workers, or let fewer in: --max-concurrent-requests"
+)  # fmt: skip
+REFUSALS = {404: _STRANGER, 405: _STRANGER, 401: _LOCKED, 403: _LOCKED, 429: _FULL}
 
 
 def patterns(
@@ -150,23 +164,19 @@ def refuses(meetings: Sequence[Meeting]) -> Iterable[Finding]:
 
 def _refuses(name: str, those: Sequence[Meeting]) -> Finding:
     error = those[0].error or {}
-    locked = error["status"] in LOCKED
-    why = "it wants a key that nobody gave it" if locked else "no such route or model is there"
-    step = "see what answers at its URL: name an engine's own HTTP port, with the role it has"
-    if locked:
-        step = "give the gateway its key: api_key in its [[workers]] table, or --api-key"
+    rule, why, step = REFUSALS[error["status"]]
     sentence = f"{error['message']} (so were the last {len(those)} requests answered): {why}"
     rooms = tuple(str(room) for one in those[:MOST_NAMED] for room in one.rooms)
-    rule: Rule = "key-refused" if locked else "no-such-route"
+    blocks = any(one.stopped for one in those)  # nobody else took them
     return Finding(
-        f"worker {name}", True, sentence, name, step, Stage.FIRST_BYTE, rule, rooms, len(those)
+        f"worker {name}", blocks, sentence, name, step, Stage.FIRST_BYTE, rule, rooms, len(those)
     )
 
 
 def _refuser(meeting: Meeting) -> str:
     """The worker that refused this one so; "" where none did."""
     error = meeting.error or {}
-    if meeting.outcome != "rejected" or error.get("status") not in STRANGER + LOCKED:
+    if meeting.outcome != "rejected" or error.get("status") not in REFUSALS:
         return ""
     side = meeting.prefill if error.get("side") == "prefill" else meeting.decode
     return side.worker if side is not None else ""

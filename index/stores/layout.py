@@ -14,7 +14,7 @@ from xxhash import xxh3_64_intdigest
 
 from kvplane.vocabulary import Epoch, Worker
 
-from ..errors import ShardsFixed, StoreDown, StoreUnfit
+from ..errors import ShardsFixed, StoreDown, StoreUnfit, StoreUnused
 from .line import Line
 
 FORMAT = 2
@@ -38,7 +38,7 @@ class Layout:
     async def ready(self) -> None:
         """Learn how many shards there are, or fix it where this process writes.
 
-        Raises StoreUnfit, ShardsFixed, StoreDown where nobody has written yet.
+        Raises StoreUnfit, ShardsFixed, StoreUnused where nobody has written yet.
         """
         if self._sure:
             return

@@ -82,6 +82,7 @@ def no(status: int, side: str = "decode") -> dict[str, Any]:
     [
         (404, "decode", "no-such-route", "d1"), (405, "prefill", "no-such-route", "p1"),
         (401, "prefill", "key-refused", "p1"), (403, "decode", "key-refused", "d1"),
+        (429, "decode", "full", "d1"),
     ],
 )  # fmt: skip
 def test_a_worker_that_refuses_all_it_is_asked_is_no_engine_or_wants_a_key(
@@ -92,11 +93,29 @@ def test_a_worker_that_refuses_all_it_is_asked_is_no_engine_or_wants_a_key(
     (one,) = told(fleet, meetings=refused)
     assert (one.rule, one.culprit, one.blocks, one.count) == (rule, culprit, True, 3)
     assert f"answered {status}: no" in one.sentence and one.rooms == ("3", "2", "1")
+    for made in refused:
+        made.stopped = ""
+    assert not told(fleet, meetings=refused)[0].blocks, "others took them"
     assert told(fleet, meetings=refused[1:]) == [], "two may be two callers' mistakes"
     assert told(fleet, meetings=[attempt(4, "ok"), *refused]) == [], "it answers others"
     assert told(fleet, meetings=[*refused, attempt(0, "ok")]) != [], "it did, and does no more"
     mistakes = [attempt(number, "rejected", **no(400, side)) for number in (3, 2, 1)]
     assert told(fleet, meetings=mistakes) == [], "bad requests are their callers'"
+
+
+def test_a_worker_away_blocks_nothing_that_a_pair_or_a_unified_worker_does_for_it() -> None:
+    both = replace(PREFILL, pod=Pod("u1"), role=Role.BOTH)
+    for there, away in (
+        ((PREFILL, DECODE), both), ((both,), PREFILL), ((both,), DECODE),
+    ):  # fmt: skip
+        (one,) = told(plane(*there), waiting=[Waiting(away, REFUSED)])
+        assert (one.rule, one.blocks) == ("connection-refused", False)
+        fleet = plane(*there, away)
+        ill(fleet, away.pod)
+        (one,) = told(fleet)
+        assert (one.rule, one.culprit, one.blocks) == ("unhealthy", str(away.pod), False)
+    (one,) = told(plane(DECODE), waiting=[Waiting(both, REFUSED)])
+    assert one.blocks, "a decode alone does nothing"
 
 
 def test_a_unified_worker_that_was_named_as_a_prefill_keeps_nobody_out() -> None:
@@ -141,6 +160,42 @@ def test_a_side_that_nobody_named_is_told_before_the_other_one_serves() -> None:
     ]
     both = Waiting(replace(PREFILL, role=Role.BOTH), REFUSED)
     assert [one.rule for one in told(Fleet(), waiting=[both])] == ["connection-refused"]
+
+
+def test_a_worker_that_speaks_no_tls_is_not_told_to_be_started() -> None:
+    spoken = Waiting(PREFILL, "p1:1 cannot be reached: TLS: WRONG_VERSION_NUMBER")
+    (one,) = told(plane(DECODE), waiting=[spoken])
+    assert (one.rule, one.culprit) == ("connection-refused", "p1") and "https only" in one.next_step
+
+
+def test_sides_that_serve_different_models_are_told_though_all_are_well() -> None:
+    found = told(
+        plane(PREFILL, replace(DECODE, model="big")),
+        declared={Pod("p1"): PREFILL, Pod("d1"): DECODE},
+    )
+    assert all(one.blocks and one.rule == "pool-empty" for one in found)
+    assert sorted((one.culprit, one.sentence) for one in found) == [
+        ("decode pool", "model 'tiny': no decode worker is named (decodes that are serve 'big')"),
+        (
+            "prefill pool",
+            "model 'big': no prefill worker is named (prefills that are serve 'tiny')",
+        ),
+    ]
+
+
+def test_where_no_ingest_lives_no_engine_is_blamed_for_events_that_nobody_hears() -> None:
+    fleet = plane(PREFILL, replace(PREFILL, pod=Pod("p2")), DECODE)
+    scene = Scene(
+        fleet, Breakers(), 100.0, lambda worker: None, ingest_lives=False
+    )  # nobody ever spoke
+    (one,) = map(held, findings(scene))
+    assert (one.rule, one.culprit, one.blocks) == ("no-ingest", "ingest", False)
+    assert "what 2 workers hold" in one.sentence
+    heard = findings(replace(scene, ingest_lives=True))
+    assert [one.rule for one in heard] == ["stream-silent"] * 2
+    assert findings(replace(scene, fleet=plane(replace(PREFILL, events=()), DECODE)))[0].rule == (
+        "no-events"
+    )
 
 
 def test_a_unified_worker_that_is_ill_is_in_need_of_nobody_else() -> None:

@@ -270,6 +270,8 @@ async def test_16_redis_evicts_and_is_away(shown: Gallery) -> None:
         child = Child("second gateway", words, f"{url}/liveness")
         try:
             await child.start()
+            found = await store_finding(url, "no-ingest", "ingest")  # nobody wrote to it yet
+            assert "nothing is known" in found["sentence"]
             await until(lambda: evidence_of(shown, url, redis.url))
             await redis_told(redis.port, "CONFIG SET maxmemory 100mb")
             await redis_told(redis.port, "CONFIG SET maxmemory-policy allkeys-lru")
@@ -311,7 +313,7 @@ async def redis_told(port: int, words: str) -> None:
     writer.close()
 
 
-async def store_finding(url: str, rule: str) -> Any:
+async def store_finding(url: str, rule: str, culprit: str = "index store") -> Any:
     """Until the second gateway says it of its store; it serves all the same."""
     async with aiohttp.ClientSession() as session:
 
@@ -322,7 +324,7 @@ async def store_finding(url: str, rule: str) -> Any:
             return next((one for one in found if one["rule"] == rule), None)
 
         found = await until(seen, timeout_s=30)
-    assert (found["stage"], found["culprit"]) == ("policy-input", "index store")
+    assert (found["stage"], found["culprit"]) == ("policy-input", culprit)
     assert not found["blocks"]
     return found
 
