@@ -53,8 +53,11 @@ def available(
 ) -> Sequence[Target]:
     """Those that may be asked, never nobody. Raises AllShut."""
     if not (breakers.shut or without):
+        few = settings.stuck_requests
         for target in targets:
-            if target.waiting_requests >= settings.stuck_requests or now < target.busy_until:
+            if now < target.busy_until or (
+                target.waiting_requests >= few and target.stuck(now, settings)
+            ):
                 break
         else:
             return targets
@@ -84,14 +87,12 @@ def candidates(
 ) -> list[Candidate]:
     """What the policies are told of each. A share counts only beside somebody who has a whole one:
     where all are new, all are equal."""
-    if not depths:
-        found = [Candidate(target) for target in targets]
-    else:
-        held = [depths.get(target.worker, NOTHING) for target in targets]
-        found = [
-            Candidate(target, depth.blocks, depth.tokens)
-            for target, depth in zip(targets, held, strict=True)
-        ]
+    found = [
+        Candidate(target, depth.blocks, depth.tokens)
+        if (depth := depths.get(target.worker, NOTHING)).blocks
+        else Candidate(target)
+        for target in targets
+    ]
     if not ramping:
         return found
     shares = [target.share(now, settings) for target in targets]

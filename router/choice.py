@@ -24,7 +24,7 @@ from .foretold import Depth, Foretold
 from .handoffs import HANDOFFS
 from .meeting import Trail
 from .pairing import Compatible, NoPair, Pair, pair
-from .plans import REASONS, Prompt
+from .plans import Prompt
 from .policies import POLICIES, Candidate, Need
 from .request import Ask
 from .settings import RouterSettings
@@ -147,12 +147,12 @@ class Chooser:
         if prompt.tokens is None:
             ranked = Ranked(len(tried))
         else:
-            ranked = self._ranker.rank(ask.model, prompt.tokens, prompt, tried)
+            ranked = self._ranker.rank(ask.model, prompt, prompt.tokens, sides, tried)
         steps += (PAIR, clock())
         firsts: Sequence[Candidate] = sides.firsts
         seconds: Sequence[Candidate] = sides.seconds
         ramping = now < fleet.ramping_until
-        if ramping or ranked.depths or tried is not sides.prefills:
+        if ramping or ranked.held or tried is not sides.prefills:
             firsts = candidates(tried, ranked.depths, settings, now, ramping)
         if ramping or then is not sides.decodes:
             seconds = candidates(then, {}, settings, now, ramping)
@@ -185,7 +185,7 @@ class Chooser:
 
     def _dark(self, worker: Worker) -> bool:
         doubt = self._doubt(worker)
-        return doubt is not None and doubt[0] is Knowledge.DARK
+        return doubt is not None and _is_dark(doubt)
 
     def _made(
         self,
@@ -196,53 +196,51 @@ class Chooser:
         prompt: Prompt,
         alone: str = "",
     ) -> Choice:
-        holder, unranked = prefill or decode, prompt.tokens is None
-        knowledge, reason = holder.deaf or self._knowledge(holder, prompt)
+        holder, tokens = prefill or decode, prompt.tokens
+        depth, total = NOTHING, 0
+        foretold: Foretold | None = None
+        if tokens is not None:
+            depth, total = ranked.depths.get(holder.worker, NOTHING), prompt.total
+        if holder.deaf is not None:
+            knowledge, reason = holder.deaf
+        elif tokens is None:
+            knowledge, reason = Knowledge.DARK, prompt.why or "no tokens"
+        else:
+            told, doubt = self._told(holder), self._doubt(holder.worker)
+            knowledge, reason = _worse(told, doubt)
+            if len(tokens) <= MOST_RANKED and ask.samples == 1:
+                foretold = self._foretold(holder.worker, ranked, prompt, told, doubt)
         return Choice(
             prefill,
             decode,
-            NOTHING if unranked else ranked.depths.get(holder.worker, NOTHING),
+            depth,
             knowledge,
             reason,
             self._settings.prefill_policy,
             self._settings.decode_policy,
             ranked.candidates,
-            0 if unranked else prompt.total,
+            total,
             None if prefill is None else self._view.epoch(prefill.worker),
             self._view.epoch(decode.worker),
-            None if unranked else self._foretold(ask, holder, ranked, prompt),
+            foretold,
             alone,
         )
 
     def _foretold(
-        self, ask: Ask, holder: Target, ranked: Ranked, prompt: Prompt
-    ) -> Foretold | None:
+        self, worker: Worker, ranked: Ranked, prompt: Prompt, told: Judged, doubt: Judged | None
+    ) -> Foretold:
         """What is compared later. Samples of one prompt are counted by each engine its own way."""
-        many = prompt.tokens is None or len(prompt.tokens) > MOST_RANKED or ask.samples > 1
-        if many or holder.deaf is not None:
-            return None
-        facts = self._view.facts(holder.worker)
-        size = ranked.sizes.get(holder.worker, ASSUMED_BLOCK)
-        told, ranked_here = self._told(holder)[0], holder.worker in ranked.depths
+        facts, space = self._view.facts(worker), ranked.spaces.get(worker)
+        exact = told[0] is Knowledge.EXACT and (doubt is None or not _is_dark(doubt))
         return Foretold(
-            holder.worker,
+            worker,
             facts.epoch if facts else None,
             facts.last if facts else None,
-            told is Knowledge.EXACT and ranked_here and not self._dark(holder.worker),
-            Namespace(ranked.model, size, ranked.adapter, prompt.salt),
+            exact and worker in ranked.depths,
+            space or Namespace(ranked.model, ASSUMED_BLOCK, ranked.adapter, prompt.salt),
             prompt.tokens or (),
             ranked.depths,
         )
-
-    def _knowledge(self, holder: Target, prompt: Prompt) -> tuple[Knowledge, str]:
-        """The worse of what ingest wrote about this worker and our own checks, with its reason."""
-        if prompt.tokens is None:
-            text = REASONS.get(prompt.reason or "", prompt.reason or "no tokens")
-            return Knowledge.DARK, text
-        told, doubt = self._told(holder), self._doubt(holder.worker)
-        if doubt is not None and WORSE.index(doubt[0]) >= WORSE.index(told[0]):
-            return doubt  # of two that say as much, ours has seen it
-        return told
 
     def _told(self, holder: Target) -> tuple[Knowledge, str]:
         """What ingest wrote, as long as the view can be believed."""
@@ -252,6 +250,17 @@ class Chooser:
         if known is None:
             return Knowledge.DARK, f"{holder.worker} was never heard of"
         return known.state, "" if known.state is Knowledge.EXACT else known.reason
+
+
+def _worse(told: Judged, doubt: Judged | None) -> Judged:
+    """Of what ingest wrote about a worker and our own checks of it."""
+    if doubt is not None and WORSE.index(doubt[0]) >= WORSE.index(told[0]):
+        return doubt  # of two that say as much, ours has seen it
+    return told
+
+
+def _is_dark(doubt: Judged) -> bool:
+    return doubt[0] is Knowledge.DARK
 
 
 def _key(ask: Ask) -> str:

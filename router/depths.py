@@ -9,7 +9,6 @@ Open it to change which namespace a worker is asked in, or how prompts of a list
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 
 import msgspec
 
@@ -18,6 +17,7 @@ from kvplane.vocabulary import Namespace, PrefixChain, Worker
 
 from .foretold import Depth
 from .plans import Prompt
+from .sides import Sides, Spaces
 from .target import Target
 
 MOST_RANKED = 64  # prompts of a list that are ranked; more change no choice and cost the loop
@@ -30,12 +30,12 @@ class Ranked(msgspec.Struct, frozen=True):
     candidates: int  # targets that were ranked
     model: str = ""
     adapter: str = ""
-    sizes: Mapping[Worker, int] = {}
+    spaces: Mapping[Worker, Namespace] = {}
     depths: Mapping[Worker, Depth] = {}
+    held: bool = False  # does anybody hold anything?
 
 
-@dataclass(frozen=True, slots=True)
-class Ranker:
+class Ranker(msgspec.Struct, frozen=True):
     """Binds what is looked at."""
 
     view: View
@@ -50,44 +50,80 @@ class Ranker:
     def rank(
         self,
         asked: str,
-        tokens: Sequence[Sequence[int]],
         prompt: Prompt,
+        tokens: Sequence[Sequence[int]],
+        sides: Sides,
         targets: Sequence[Target],
     ) -> Ranked:
         """The depth of every target, over all prompts. One whose stream our own check calls dark
-        holds nothing that could be relied on."""
-        model = min((target.model for target in targets if target.model), default=asked)
-        adapter = prompt.adapter or (asked if asked not in (model, "") else "")
-        sizes = {
-            target.worker: size
-            for target in targets
-            if target.model in (model, "") and (size := self.block_size(target))
-        }
+        holds nothing that could be relied on. `sides` are those of the model that is `asked` for,
+        `targets` its prefills, or some of them."""
+        spaces = sides.spaces
+        if targets is not sides.prefills:
+            spaces = self._spaces(asked, targets)
+        elif spaces is None or spaces.turn != self.view.turn:
+            spaces = sides.spaces = self._spaces(asked, targets)
+        adapter, of, groups = spaces.adapter, spaces.of, spaces.groups
+        if prompt.adapter or prompt.salt:
+            adapter = prompt.adapter or adapter
+            of, groups = _apart(groups, adapter, prompt.salt)
         depths: dict[Worker, Depth] = {}
-        for size in set(sizes.values()):
-            space = Namespace(model, size, adapter, prompt.salt)
-            mine = [worker for worker, own in sizes.items() if own == size]
-            depths |= self._depths(space, tokens[:MOST_RANKED], mine)
-        return Ranked(len(targets), model, adapter, sizes, depths)
+        held = False
+        for space, workers in groups:
+            held = self._depths(depths, space, tokens[:MOST_RANKED], workers) or held
+        return Ranked(len(targets), spaces.model, adapter, of, depths, held)
+
+    def _spaces(self, asked: str, targets: Sequence[Target]) -> Spaces:
+        model = min((target.model for target in targets if target.model), default=asked)
+        adapter = asked if asked not in (model, "") else ""
+        sizes: dict[int, list[Worker]] = {}
+        for target in targets:
+            if target.model in (model, "") and (size := self.block_size(target)):
+                sizes.setdefault(size, []).append(target.worker)
+        groups = [(Namespace(model, size, adapter), mine) for size, mine in sizes.items()]
+        return Spaces(self.view.turn, model, adapter, _of(groups), tuple(groups))
 
     def _depths(
-        self, space: Namespace, prompts: Sequence[Sequence[int]], workers: list[Worker]
-    ) -> dict[Worker, Depth]:
-        """Of workers of one block size; most hold nothing, so they share what says so."""
-        size = space.block_size
-        none = Depth(asked=sum(len(tokens) // size for tokens in prompts))
-        found = dict.fromkeys(workers, none)
+        self,
+        depths: dict[Worker, Depth],
+        space: Namespace,
+        prompts: Sequence[Sequence[int]],
+        workers: list[Worker],
+    ) -> bool:
+        """Add those of workers of one block size, and tell whether any is more than nothing: most
+        hold nothing, so they share what says so."""
+        size, held = space.block_size, False
+        none = Depth(asked=sum([len(tokens) // size for tokens in prompts]))
+        depths |= dict.fromkeys(workers, none)
         for tokens in prompts:
-            blocks = self.chain(tokens, space).blocks
+            found = self.view.prefixes(self.chain(tokens, space).blocks, workers, size)
             most = max(0, len(tokens) - 1) // size * size
-            for worker, depth in self.view.prefixes(blocks, workers, size).items():
+            for worker, depth in found.items():
                 if not depth or self.dark(worker):
                     continue
-                before = found[worker]
-                found[worker] = Depth(
+                before, held = depths[worker], True
+                depths[worker] = Depth(
                     before.blocks + depth,
                     none.asked,
                     before.tokens + depth * size,
                     before.predicted + min(depth * size, most),
                 )
-        return found
+        return held
+
+
+Group = tuple[Namespace, list[Worker]]
+
+
+def _apart(
+    groups: Sequence[Group], adapter: str, salt: str
+) -> tuple[dict[Worker, Namespace], tuple[Group, ...]]:
+    """The same for prompts that are kept apart from others."""
+    found = [
+        (Namespace(space.model, space.block_size, adapter, salt), workers)
+        for space, workers in groups
+    ]
+    return _of(found), tuple(found)
+
+
+def _of(groups: Sequence[Group]) -> dict[Worker, Namespace]:
+    return {worker: space for space, workers in groups for worker in workers}

@@ -52,8 +52,10 @@ class Doubts:
 
     def doubt(self, worker: Worker) -> Doubted | None:
         """How far a worker may be believed at most, and why; None where no check has a word."""
-        found = self._loop.doubt(worker)
-        tokens = self.tokens.doubt(worker) if self.tokens is not None else None
+        found, checked = self._loop.doubt(worker), self.tokens
+        if checked is None or worker.pod not in checked.differing:
+            return found
+        tokens = checked.doubt(worker)
         return found if tokens is None or _worse(found, tokens) else tokens
 
     def verdict(self, worker: Worker) -> Verdict | None:

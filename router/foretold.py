@@ -10,14 +10,14 @@ one more fact of a choice for the tests of suspicions.py.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from kvplane.index import View, chain, rank
 from kvplane.vocabulary import Epoch, Namespace, Worker
 
 
-@dataclass(frozen=True, slots=True)
-class Depth:
+class Depth(msgspec.Struct, frozen=True, gc=False):
     """How much of the prompts one worker holds."""
 
     blocks: int = 0  # held, unbroken from the start, over all prompts
@@ -26,8 +26,7 @@ class Depth:
     predicted: int = 0  # tokens an engine will report as cached: never a prompt's last one
 
 
-@dataclass(frozen=True, slots=True)
-class Foretold:
+class Foretold(msgspec.Struct, frozen=True, gc=False):
     """What the index said of the worker that was chosen, and of the others."""
 
     worker: Worker

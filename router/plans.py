@@ -78,7 +78,8 @@ class Prompt(msgspec.Struct, frozen=True):
     @property
     def total(self) -> int:
         """Tokens of all prompts together; 0 where unknown."""
-        return sum(map(len, self.tokens or ()))
+        tokens = self.tokens or ()
+        return len(tokens[0]) if len(tokens) == 1 else sum(map(len, tokens))
 
 
 class BadPrompt(GatewayError):

@@ -163,24 +163,26 @@ class Prompts:
         if found.reason is not None or found.ids is not None:
             return _prompt(body, found, found.ids, found.reason)
         model, home = self._of(model)
-        reason = self._hindered(found, home, most_chars, own)
+        folder = home.folder or self._default
+        size = found.size if folder else 0
+        reason = self._hindered(found, size, home, most_chars, own) if folder else "no_tokenizer"
         asked = None
         if reason is None:
-            asked = self._tokenisers.ask(found, home.folder or self._default, home.families)
+            asked = self._tokenisers.ask(found, size, folder, home.families)
             if asked.ids is not None:
                 return _prompt(body, found, asked.ids, None)
         elif reason not in ASKED or own or not self._others(model, home):
             return _prompt(body, found, None, reason)
         return self._waited(found, body, model, home, asked, reason, own)
 
-    def _hindered(self, found: Plan, home: Home, most_chars: int, own: bool) -> Reason | None:
-        """Why no tokenizer of ours is asked."""
-        if not (home.folder or self._default):
-            return "no_tokenizer"
+    def _hindered(
+        self, found: Plan, size: int, home: Home, most_chars: int, own: bool
+    ) -> Reason | None:
+        """Why the tokenizer is not asked that there is."""
         if home.wrong and home.wrong.get(found.kind) and not own:
             return "self_check"
         most = self._settings.most_chars
-        return "too_large" if found.size > min(most, most_chars or most) else None
+        return "too_large" if size > min(most, most_chars or most) else None
 
     def _others(self, model: str, home: Home) -> bool:
         """Is there an engine to ask?"""

@@ -12,9 +12,23 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
+import msgspec
+
+from kvplane.vocabulary import Namespace, Worker
+
 from .pairing import Compatible, misfit
 from .policies.base import Candidate
 from .target import Target
+
+
+class Spaces(msgspec.Struct, frozen=True):
+    """In which namespace each prefill is asked for prompts without a name or salt of their own."""
+
+    turn: int  # of the view that told the block sizes
+    model: str
+    adapter: str  # "" where the name that is asked for is no adapter's
+    of: dict[Worker, Namespace]
+    groups: tuple[tuple[Namespace, list[Worker]], ...]  # the same, each namespace once
 
 
 @dataclass(slots=True, eq=False)
@@ -25,6 +39,7 @@ class Sides:
     decodes: tuple[Target, ...] = ()
     firsts: tuple[Candidate, ...] = field(init=False)  # of the prefills
     seconds: tuple[Candidate, ...] = field(init=False)
+    spaces: Spaces | None = None  # depths.py's, as long as the view says the same
     _fit: bool | None = None
 
     def __post_init__(self) -> None:

@@ -79,9 +79,9 @@ class Tokenisers:
         if folder and self._lanes:
             self._lanes[1].pool.submit(self._prepare, folder)
 
-    def ask(self, found: Plan, folder: str, engines: tuple[str, ...]) -> Asked:
-        """What will be asked, and its ids where they were told before."""
-        asked = Asked(folder, engines, found.size <= self._settings.short_chars)
+    def ask(self, found: Plan, size: int, folder: str, engines: tuple[str, ...]) -> Asked:
+        """What will be asked, and its ids where they were told before. `size`: the plan's."""
+        asked = Asked(folder, engines, size <= self._settings.short_chars)
         asked.key = self._key(found, asked)
         if asked.key is not None and (same := self._same.one(asked.key)) is not None:
             self.recall.prompts["same"] += 1

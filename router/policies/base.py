@@ -12,6 +12,7 @@ would get otherwise, by weight where load is compared, else by being passed over
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 from typing import Protocol
 
 import msgspec
@@ -52,9 +53,15 @@ def in_turn(candidates: Sequence[Candidate]) -> list[Candidate]:
     return sorted(candidates, key=turn)
 
 
-def turn(candidate: Candidate) -> tuple[int, str]:
-    """Orders equals."""
-    return candidate.target.turn, candidate.target.name
+turn = attrgetter("target.turn", "target.name")  # orders equals
+
+
+def whole(candidates: Sequence[Candidate]) -> bool:
+    """Has everybody a whole share? Nearly always."""
+    for candidate in candidates:  # noqa: SIM110  # a generator costs more than all the rest
+        if candidate.share < 1:
+            return False
+    return True
 
 
 def passed_over(
@@ -62,7 +69,7 @@ def passed_over(
 ) -> list[Candidate]:
     """The same with those at the end whose share says so this time; nobody where all have a whole
     one. `each`: how often one comes first by itself, where that is not by chance already."""
-    if all(candidate.share >= 1 for candidate in ordered):
+    if whole(ordered):
         return ordered
     named = sorted(ordered, key=lambda candidate: candidate.target.name)
     late = {one.target.worker for one in named if one.share < 1 and chance() >= one.share * each}

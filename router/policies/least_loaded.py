@@ -6,25 +6,30 @@ Pure, member of policies/, the default for decode. Open it to change what load m
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from operator import attrgetter
 
-from .base import Candidate, Need
+from .base import Candidate, Need, whole
+
+Key = Callable[[Candidate], tuple[float, int, int, str]]
+LOAD = attrgetter(
+    "target.inflight_tokens", "target.inflight_requests", "target.turn", "target.name"
+)
 
 
-def load(need: Need) -> Callable[[Candidate], tuple[float, int, int, str]]:
+def load(candidates: Sequence[Candidate], need: Need) -> Key:
     """A key to order by: tokens in flight, then requests, then who waits longest. One with half a
     share counts as if it had twice the load, this request included: idle is not idle enough."""
+    if whole(candidates):
+        return LOAD
     asked = max(1, need.prompt_tokens)
 
     def of(candidate: Candidate) -> tuple[float, int, int, str]:
-        target, share = candidate.target, candidate.share
-        tokens: float = target.inflight_tokens
-        if share < 1:
-            tokens = (tokens + asked) / share - asked
-        return tokens, target.inflight_requests, target.turn, target.name
+        share, found = candidate.share, LOAD(candidate)
+        return ((found[0] + asked) / share - asked, *found[1:]) if share < 1 else found
 
     return of
 
 
 def least_loaded(candidates: Sequence[Candidate], need: Need) -> list[Candidate]:
     """Least load first; equals in turn."""
-    return sorted(candidates, key=load(need))
+    return sorted(candidates, key=load(candidates, need))

@@ -15,5 +15,5 @@ from .random import shuffled
 
 def power_of_two(candidates: Sequence[Candidate], need: Need) -> list[Candidate]:
     """Two by chance, the less loaded of them first; then the rest, less loaded first."""
-    drawn, key = shuffled(candidates, need.chance), load(need)
+    drawn, key = shuffled(candidates, need.chance), load(candidates, need)
     return sorted(drawn[:2], key=key) + sorted(drawn[2:], key=key)

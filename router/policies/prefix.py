@@ -27,7 +27,7 @@ def prefix(candidates: Sequence[Candidate], need: Need) -> list[Candidate]:
 
     def cost(candidate: Candidate) -> tuple[float, int, int, str]:
         target, depth = candidate.target, candidate.depth_tokens
-        tokens = max(0, asked - depth) + target.inflight_tokens
+        tokens = target.inflight_tokens + (asked - depth if asked > depth else 0)
         if candidate.share < 1:
             return (tokens + 1) / candidate.share, -depth, target.turn, target.name
         return tokens, -depth, target.turn, target.name

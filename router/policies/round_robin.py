@@ -14,4 +14,5 @@ from .base import Candidate, Need, in_turn, passed_over
 def round_robin(candidates: Sequence[Candidate], need: Need) -> list[Candidate]:
     """Who waits longest comes first. One that is passed over would be next each time, so it is
     passed over more often than its share alone says."""
-    return passed_over(in_turn(candidates), need.chance, each=1 / max(1, len(candidates)))
+    ordered = in_turn(candidates)
+    return passed_over(ordered, need.chance, 1 / len(ordered)) if ordered else ordered

@@ -109,6 +109,34 @@ def test_block_sizes_may_differ_between_workers() -> None:
     assert (choice.holder.worker, choice.depth.tokens, choice.depth.blocks) == (P1, 64, 1)
 
 
+def test_block_sizes_that_become_known_count_from_the_next_request_on() -> None:
+    house = House(block_size=None)
+    assert house.choose().depth.asked == 0
+    house.store(P1, 1, size=64)
+    depth = house.choose().depth
+    assert (depth.blocks, depth.asked) == (1, 1)
+    house.fleet.down(Pod("p1"))
+    assert house.choose().depth.asked == 0
+    house.up("p2", Role.PREFILL)
+    assert house.choose().depth.asked == 6
+
+
+def test_prompts_that_are_kept_apart_are_asked_in_namespaces_of_their_own() -> None:
+    house = House(adapters=("tuned",))
+    house.up("d1", Role.DECODE, adapters=("tuned",))
+    house.store(P1, 6)
+    named = parse("/generate", b'{"text":"x","model":"tuned"}', "id")
+    tuned = house.chooser.choose(named, Prompt((TOKENS,)), 0.0)
+    salted = house.choose(prompt=Prompt((TOKENS,), salt="s", adapter="mine"))
+    plain = house.choose()
+    found = [(one.foretold.space, one.depth.blocks) for one in (tuned, salted, plain)]  # type: ignore[union-attr]
+    assert found == [
+        (Namespace("tiny", 16, "tuned"), 0),
+        (Namespace("tiny", 16, "mine", "s"), 0),
+        (Namespace("tiny", 16), 6),
+    ]
+
+
 def test_depths_of_a_list_of_prompts_add_up() -> None:
     house = House()
     house.store(P1, 6)

@@ -12,6 +12,7 @@ import pytest
 import pytest_asyncio
 from kit.clock import FakeClock
 from kit.wait import until
+from msgspec import structs
 
 from kvplane.index import View, chain
 from kvplane.router.closed_loop import ClosedLoop
@@ -80,7 +81,7 @@ class Desk:
         space = replace(SPACE, salt=salt)
         bare = Foretold(P1, facts.epoch, facts.last, exact, space, (prompt(number),), {})
         depth = Depth(predicted=bare.now(self.view).get(P1, 0))
-        return replace(bare, depths={P1: depth})
+        return structs.replace(bare, depths={P1: depth})
 
     def served(self, number: int, actual: int | None, exact: bool = True, salt: str = "") -> None:
         self.loop.answered(self.routed(number, exact, salt), actual)
@@ -211,7 +212,7 @@ async def test_a_flood_of_wrong_ones_is_bounded(desk: Desk) -> None:
 
 async def test_one_prompt_longer_than_all_that_may_wait_is_judged(desk: Desk) -> None:
     tokens = list(range(300_000))
-    told = replace(desk.routed(1), prompts=(tokens,))
+    told = structs.replace(desk.routed(1), prompts=(tokens,))
     for _ in range(3):
         desk.loop.answered(told, 96)
     assert desk.counts == {"skipped": 2}
@@ -264,7 +265,7 @@ async def test_an_engine_that_tells_no_cached_tokens_owes_what_the_index_is_sure
 ) -> None:
     for number in range(5):
         told = desk.routed(number, exact)
-        desk.loop.answered(told if heard else replace(told, last=None), None)
+        desk.loop.answered(told if heard else structs.replace(told, last=None), None)
     if not heard:
         desk.view.apply(Cleared(P1, Epoch(2), ClearReason.RESTART))
         desk.believe(Knowledge.DARK, epoch=2)

@@ -38,7 +38,7 @@ def routed(
     bare = Foretold(worker, Epoch(1), 0, True, space, (prompt(number),), {})
     now = bare.now(view)
     asked = {one: Depth(predicted=now.get(one, 0)) for one in (worker, *others)}
-    return replace(bare, depths=asked)
+    return structs.replace(bare, depths=asked)
 
 
 def seen(view: View, told: Foretold, actual: int, **more: object) -> Compared:
@@ -194,7 +194,7 @@ def test_several_prompts_of_one_request_are_added_up() -> None:
     view = View()
     for number in range(2):
         store(view, P1, prompt(number), blocks=2 + number)
-    told = replace(routed(view, P1, 0), prompts=(prompt(0), prompt(1)))
+    told = structs.replace(routed(view, P1, 0), prompts=(prompt(0), prompt(1)))
     assert told.now(view) == {P1: 32 + 48}
     assert (told.most, told.tokens) == (192, 200)
 
@@ -202,7 +202,7 @@ def test_several_prompts_of_one_request_are_added_up() -> None:
 def test_a_prompt_held_whole_is_foretold_without_its_last_block() -> None:
     view = View()
     store(view, P1, prompt(0))
-    told = replace(routed(view, P1, 0), prompts=(prompt(0)[:96],))
+    told = structs.replace(routed(view, P1, 0), prompts=(prompt(0)[:96],))
     assert (told.now(view), told.most) == ({P1: 80}, 80)
 
 
