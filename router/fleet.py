@@ -111,7 +111,8 @@ class Fleet:
         """Nobody listens there, traffic says. True where its health changed by it; the last one of
         its kind is not given up for it: a probe must say so too."""
         pod = target.worker.pod
-        others = self.selectable(target.role, target.model)
+        roles = {target.role, Role.BOTH}  # a unified worker is in need of nobody else
+        others = [one for role in roles for one in self.selectable(role, target.model)]
         if not self._has(target) or all(other.worker.pod == pod for other in others):
             return False
         return self.mark_health(pod, False, now, reason)

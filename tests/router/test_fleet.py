@@ -318,6 +318,14 @@ def test_one_that_nobody_listens_at_leaves_while_others_serve() -> None:
     assert names(fleet.selectable(Role.PREFILL, "tiny")) == ["p2"]
 
 
+def test_one_that_nobody_listens_at_leaves_where_a_unified_worker_serves_all() -> None:
+    fleet = fleet_of(up("p1"), up("d1", Role.DECODE), up("u1", Role.BOTH))
+    for at in (1.0, 2.0, 3.0):
+        fleet.refused(target_of(fleet, "p1"), at, "no connection")
+    prefills, decodes = fleet.sides("tiny")
+    assert (names(prefills), decodes) == (["u1"], ())
+
+
 @pytest.mark.parametrize("last", [up("d1", Role.DECODE), up("p2", model="other")])
 def test_traffic_alone_never_takes_the_last_of_its_kind(last: WorkerUp) -> None:
     fleet = fleet_of(up("p1", dp_size=2), last)
