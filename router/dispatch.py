@@ -85,7 +85,7 @@ async def _answer(attempt: Attempt, client: Client, headers: HeaderList) -> None
     if merge is not None and not decode.stream:
         await _merged(attempt, client, headers)
         return
-    await _start(attempt, client, headers)
+    await client.start(decode.status, _begun(attempt, headers))
     passes: Callable[[bytes], bool] | None = None
     listens = attempt.prefill is None or attempt.decode_usage is not None
     while True:
@@ -146,9 +146,7 @@ def _ready(attempt: Attempt, client: Client) -> bool:
     return decode.complete or decode.paused
 
 
-async def _start(
-    attempt: Attempt, client: Client, headers: HeaderList, length: int | None = None
-) -> None:
+def _begun(attempt: Attempt, headers: HeaderList, length: int | None = None) -> HeaderList:
     """The head leaves; where the body is edited its length is ours to tell."""
     attempt.started, attempt.decode.calm = True, False
     attempt.on_start()
@@ -158,7 +156,7 @@ async def _start(
     if length is not None:
         theirs.append((b"content-length", b"%d" % length))
     theirs += headers
-    await client.start(attempt.decode.status, theirs)
+    return theirs
 
 
 def _listen(attempt: Attempt, data: bytes) -> None:
@@ -184,7 +182,7 @@ async def _merged(attempt: Attempt, client: Client, headers: HeaderList) -> None
         if not decode.buffered_bytes:
             await client.bell.wait()
     body = merge.whole(bytes(held))
-    await _start(attempt, client, headers, len(body))
+    await client.start(decode.status, _begun(attempt, headers, len(body)))
     await client.write(body, more=False)
 
 

@@ -69,8 +69,9 @@ class Connection(asyncio.Protocol):
         assert self._transport is not None and self.exchange is None, "connection is not idle"
         self.exchange = exchange
         self._idled_s = now - self.free_since
-        exchange.sent(self, now, self.used)
-        self.used = True
+        exchange.line, exchange.phase, exchange.waits = self, Phase.SENT, False
+        exchange.since = exchange.moved_at = now
+        exchange.reused, self.used = self.used, True
         head, body = exchange.head_out, exchange.body_out
         if len(body) < self._settings.joined_bytes:
             self._transport.write(head + body)
@@ -101,8 +102,17 @@ class Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         exchange, parser = self.exchange, self._parser
-        if parser is None or exchange is None:
-            self._begin(exchange, data)
+        if exchange is None:
+            self.abort()  # nobody asked for it: this connection is not to be trusted
+            return
+        if parser is None:
+            if (found := self._heads.whole(data)) is None:
+                self._begin(exchange, data)
+                return
+            head, length, body = found
+            self.exchange = None
+            exchange.got_whole(head, length, body, len(data))
+            self._free(head.kept_s, False)
             return
         exchange.received_bytes += len(data)
         exchange.moved_at = self._now()
@@ -131,26 +141,18 @@ class Connection(asyncio.Protocol):
         if broken or not self._in_body or not body or exchange.slow:
             self._check(exchange, broken)
 
-    def _begin(self, exchange: Exchange | None, data: bytes) -> None:
-        """The first bytes of an answer."""
-        if exchange is None:
-            self.abort()  # nobody asked for them: this connection is not to be trusted
-        elif (found := self._heads.whole(data)) is not None:
-            head, length, body = found
-            self.exchange = None
-            exchange.got_whole(head, length, body, len(data))
-            self._free(head.kept_s, False)
-        else:
-            self._parser = httptools.HttpResponseParser(self)
-            self._headers: Pairs = []
-            self._head = NONE
-            self._head_bytes = self._lines = self._silent_bytes = self._informational = 0
-            self._in_body = self._ended = self._glued = self._until_close = False
-            self._breath_s = self._settings.breath_s
-            exchange.phase = Phase.HEAD
-            self.data_received(data)
-            if self._in_body:
-                self._heads.learn(data, self._head)
+    def _begin(self, exchange: Exchange, data: bytes) -> None:
+        """The first bytes of an answer that has to be parsed."""
+        self._parser = httptools.HttpResponseParser(self)
+        self._headers: Pairs = []
+        self._head = NONE
+        self._head_bytes = self._lines = self._silent_bytes = self._informational = 0
+        self._in_body = self._ended = self._glued = self._until_close = False
+        self._breath_s = self._settings.breath_s
+        exchange.phase = Phase.HEAD
+        self.data_received(data)
+        if self._in_body:
+            self._heads.learn(data, self._head)
 
     def _check(self, exchange: Exchange, broken: str) -> None:
         """More is to come, if all is well."""

@@ -76,8 +76,9 @@ class Exchange(msgspec.Struct, eq=False):
     _settings: LegSettings
     bell: Rung
     patient: bool = False  # its head comes with its end: no deadline but the whole leg's
+    calm: bool = False  # nobody need look before it is over, refused, or holds too much
     _begun: float = 0.0  # by the pool's clock
-    _since: float = 0.0
+    since: float = 0.0  # that it is in its phase
     moved_at: float = 0.0  # when the connection last brought bytes
     on_over: Callable[[Exchange], None] | None = None  # the pool's, before it has a connection
     phase: Phase = Phase.CONNECT
@@ -91,7 +92,6 @@ class Exchange(msgspec.Struct, eq=False):
     reused: bool = False
     line: Line | None = None
     buffered_bytes: int = 0  # of the body, that came and were not taken
-    calm: bool = False  # nobody need look before it is over, refused, or holds too much
     slow: bool = False  # nor before a while has passed: what comes is read in large parts
     tap: Callable[[bytes], bool] | None = None  # may take a part as it comes
     waits: bool = False  # all connections are taken: it has none to be made either
@@ -182,12 +182,7 @@ class Exchange(msgspec.Struct, eq=False):
 
     def dialled(self, now: float) -> None:
         """A connection is being made for it; what it waited before is no connect's fault."""
-        self.waits, self._since = False, now
-
-    def sent(self, line: Line, now: float, reused: bool) -> None:
-        """The request was handed to a connection."""
-        self.line, self.phase, self.reused, self.waits = line, Phase.SENT, reused, False
-        self._since = self.moved_at = now
+        self.waits, self.since = False, now
 
     def got_head(self, head: Head) -> None:
         """The head is complete; never an informational one."""
@@ -220,7 +215,12 @@ class Exchange(msgspec.Struct, eq=False):
         """A whole answer of so many bytes, in one read."""
         self._head, self._length, self.status, self.stream = head, length, head.status, head.stream
         self.phase, self.received_bytes = Phase.BODY, size
-        self.finish(body)
+        if body:
+            self._parts.append(body)
+            self.buffered_bytes = len(body)
+        self.complete = self.over = True
+        self.line = None
+        self.bell.ring()
 
     def finish(self, data: bytes = b"") -> None:
         """The answer is complete with these; what is buffered may still be read."""
@@ -248,7 +248,7 @@ class Exchange(msgspec.Struct, eq=False):
 
     def check(self, now: float) -> None:
         """Fail the leg where one of its deadlines passed. The sweeper calls it."""
-        limits, since = self._settings, now - self._since
+        limits, since = self._settings, now - self.since
         if self.paused:
             self.moved_at = now  # we are the slow side; the engine's idle time does not run
         if now - self._begun > limits.total_s:

@@ -69,11 +69,12 @@ def request_head(
 
     `headers` as bytes: lines that `header_lines` made, for a request that leaves twice.
     """
-    lines = headers if isinstance(headers, bytes) else header_lines(headers)
+    if not isinstance(headers, bytes):
+        headers = header_lines(headers)
     first = request_line(method, origin, target)
-    if not length and method == "GET":
-        return b"%b%b\r\n" % (first, lines)
-    return b"%b%bcontent-length: %d\r\n\r\n" % (first, lines, length)
+    if length or method != "GET":
+        return b"%b%bcontent-length: %d\r\n\r\n" % (first, headers, length)
+    return b"%b%b\r\n" % (first, headers)
 
 
 @lru_cache(maxsize=4096)  # the same few routes of the same few engines, over and over

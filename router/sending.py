@@ -190,9 +190,8 @@ class Sending:
         if more:
             lines += header_lines(more)
         origin, plain = Origin.parse(target.url), not ask.stream
-        leg = self._legs.begin(origin, ask.path, lines, body, bell, patient=plain)
-        leg.calm = plain  # it is nobody's before it is whole
-        return leg
+        # What is no stream is nobody's before it is whole.
+        return self._legs.begin(origin, ask.path, lines, body, bell, "POST", plain, plain)
 
     def _prefill(self, sent: Sent, target: Target, body: bytes) -> None:
         attempt, bodies = sent.attempt, sent.bodies

@@ -59,7 +59,7 @@ class Sglang:
             gone = replaced(samples)
             ours += b"".join([b',"%b":%b' % (one.encode(), value) for one, value in samples])
         to_prefill, to_decode = NO_RANKS if seats is SINGLE else ranks(bindings[0], seats)
-        drop = dropping(ask, gone)
+        drop = dropping(ask, gone) if gone or suspect(ask.body) else None
         decode = splice(ask.raw, ask.body, drop, ours + to_decode)
         prefill = decode
         if ask.stream and ask.path != "/generate":
@@ -67,7 +67,7 @@ class Sglang:
             prefill = splice(ask.raw, ask.body, drop, b"%b%b,%b" % (ours, to_prefill, USAGE))
         elif to_prefill != to_decode:
             prefill = splice(ask.raw, ask.body, drop, ours + to_prefill)
-        return Bodies(prefill, decode, merge=needed(ask), rids=rids)
+        return Bodies(prefill, decode, (), (), None, None, None, needed(ask), rids)
 
     def _samples(self, ask: Ask) -> Members:
         """Members that take the place of the client's, so that each sample is a prompt."""
