@@ -216,3 +216,23 @@ async def test_one_connection_idle_too_long_is_closed_and_a_busy_one_is_not() ->
         writer.close()
     finally:
         await server.stop()
+
+
+async def test_a_request_that_is_cut_by_our_end_is_told_to_come_again() -> None:
+    entered = asyncio.Event()
+
+    async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        entered.set()
+        await asyncio.Event().wait()
+
+    server = Server(app, "127.0.0.1", 0, "test")
+    server._server.config.timeout_graceful_shutdown = 0.2  # type: ignore[assignment]
+    await server.start()
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(b"GET / HTTP/1.1\r\nhost: a\r\n\r\n")
+    await entered.wait()
+    await server.stop()
+    async with asyncio.timeout(10):
+        told = await reader.read()
+    writer.close()
+    assert told.startswith(b"HTTP/1.1 503 ") and told.endswith(b"Service Unavailable")

@@ -47,7 +47,6 @@ class Connection(Declining):
     told_at: ClassVar[float] = 0.0  # when the log last heard of a refusal
 
     _quiet = 0  # bytes since a request or a part of a body was complete
-    _hosts = 0  # Host lines of the head that is read
     _awaits_100 = False  # before it sends its body
     _within = False  # between the first byte of a request and its last
     _headed = False  # and its head was whole, so that an app has it
@@ -112,18 +111,12 @@ class Connection(Declining):
     # -- what the parser tells
 
     def on_message_begin(self) -> None:
-        self._within, self._headed, self._hosts = True, False, 0
+        self._within, self._headed = True, False
         self.url, self._awaits_100 = b"", False
         self.headers = []
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        """As uvicorn's, which does not look for Host."""
-        name = name.lower()
-        if name == b"host":
-            self._hosts += 1
-        elif name == b"expect" and value.lower() == b"100-continue":
-            self._awaits_100 = True
-        self.headers.append((name, value))
+        self.headers.append((name.lower(), value))
 
     def on_headers_complete(self) -> None:
         if self._late is not None:
@@ -134,9 +127,14 @@ class Connection(Declining):
             if lines > MOST_LINES or head > self.most_bytes:
                 self._why = too_long(head, len(self.url), lines, self.most_bytes)
                 raise ValueError("refused")  # the parser says that to send_400_response
-        if self._hosts != 1 and (self._hosts or self.parser.get_http_version() == "1.1"):
-            self._why = 400, f"{self._hosts or 'no'} Host headers came: HTTP/1.1 wants exactly one"
+        names = [name for name, _ in self.headers]
+        hosts = names.count(b"host")
+        if hosts != 1 and (hosts or self.parser.get_http_version() == "1.1"):
+            self._why = 400, f"{hosts or 'no'} Host headers came: HTTP/1.1 wants exactly one"
             raise ValueError("refused")
+        if b"expect" in names:
+            wanted = [value.lower() for name, value in self.headers if name == b"expect"]
+            self._awaits_100 = b"100-continue" in wanted
         self._headed = True
         super().on_headers_complete()
 

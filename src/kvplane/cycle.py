@@ -27,11 +27,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 EXTENSION = "kvplane.cycle"
 BARE = (204, 304)  # statuses without a body, nor any framing
 JOINED = 64 * 1024  # head and body up to this are one piece; beyond it a copy costs more
-BROKEN = [
-    (b"content-type", b"text/plain; charset=utf-8"),
-    (b"content-length", b"21"),
-    (b"connection", b"close"),
-]
+FAULTS = {500: b"Internal Server Error", 503: b"Service Unavailable"}  # an app broke; we end
 
 
 class Line(Protocol):
@@ -79,19 +75,23 @@ class Cycle:
 
     async def run(self, answer: Direct) -> None:
         """Have it answered; what is left undone is undone here."""
-        wrong = ""
+        fault = 500
         try:
             await answer(self)
             if self.disconnected or self.response_complete:
-                return
-            wrong = "an app returned without a whole answer"
-            log.error(wrong)
+                fault = 0
+            else:
+                log.error("an app returned without a whole answer")
         except Exception:
-            wrong = "an app failed"
-            log.exception(wrong)
+            log.exception("an app failed")
+        except asyncio.CancelledError:
+            fault = 503
+            raise
         finally:
-            if wrong and not self.response_started:
-                self.answer(500, BROKEN, b"Internal Server Error", more=False)
+            if fault and not self.response_started:
+                said = FAULTS[fault]
+                shown = [(b"content-type", b"text/plain"), (b"content-length", b"%d" % len(said))]
+                self.answer(fault, [*shown, (b"connection", b"close")], said, more=False)
             elif not self.response_complete:
                 self._line.writer.close()
 
