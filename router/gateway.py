@@ -115,19 +115,22 @@ class Gateway:
     async def handle(self, ask: Ask, client: Client) -> None:
         """Answer one request. Raises GatewayError while nothing of an answer has left; ClientGone
         and BrokenBody where nobody is left to be told."""
-        settings, trail = self.settings, Trail(self.clock.now)
-        prompt = await self._tokens(ask, trail)
-        now = self.clock.now()
+        settings, clock = self.settings, self.clock.now
+        trail, begun = Trail(clock), clock()
+        trail.steps += (Stage.POLICY_INPUT, begun)
+        prompt = await self._tokens(ask)
+        now = clock()
+        self.metrics.tokenise_s.observe(now - begun)
         deadline = now + settings.request_timeout_s
         guilty: tuple[Worker, ...] = ()
         before: GatewayError | None = None
         self._budget.earn()
         for number in range(1, settings.retry.retries + 2):
             until = min(deadline, now + settings.retry.most_wait_s)
-            choice = self._choose(ask, prompt, guilty, before, trail, until)
+            choice = self._choose(ask, prompt, guilty, before, trail, now, until)
             while isinstance(choice, float):
                 await pause(choice, client)
-                choice = self._choose(ask, prompt, guilty, before, trail, until)
+                choice = self._choose(ask, prompt, guilty, before, trail, clock(), until)
             journey = Journey(self._means, ask, choice, number, trail)
             try:
                 await journey.travel(client)
@@ -139,20 +142,18 @@ class Gateway:
                 journey.arrive(client)
             if again is None:
                 raise before
-            guilty, trail = guilty + again.without, Trail(self.clock.now)
+            guilty, trail = guilty + again.without, Trail(clock)
             await pause(again.wait_s, client)
-            now = self.clock.now()
+            now = clock()
 
     async def weigh(self, ask: Ask) -> tuple[Prompt, Weighed]:
         """Whom this request would be given to now; nothing is sent or taken for it."""
-        prompt = await self._tokens(ask, Trail(self.clock.now))
+        prompt = await self._tokens(ask)
         return prompt, self._chooser.weigh(ask, prompt, self.clock.now())
 
     # -- in order of use
 
-    async def _tokens(self, ask: Ask, trail: Trail) -> Prompt:
-        begun = self.clock.now()
-        trail.steps += (Stage.POLICY_INPUT, begun)
+    async def _tokens(self, ask: Ask) -> Prompt:
         model, most = self.fleet.asked_for(ask.model)
         long = len(ask.raw) > LONG_BYTES
         chars = most * facts.CHARS_PER_TOKEN
@@ -161,7 +162,6 @@ class Gateway:
             prompt = await prompt
         if most:
             facts.check_length(ask, prompt, most)  # before anybody hashes it
-        self.metrics.tokenise_s.observe(self.clock.now() - begun)
         return prompt
 
     def _choose(
@@ -171,25 +171,25 @@ class Gateway:
         guilty: tuple[Worker, ...],
         before: GatewayError | None,
         trail: Trail,
+        now: float,
         until: float,
     ) -> Choice | float:
         """Who serves this attempt, or seconds after which to ask again: where all of several
         circuits are open, the first that is tried again is waited for, for a while: the client
         would have to come back then anyway. Where nobody is left for a further attempt, the
         failure before is what the client should hear."""
-        begun = self.clock.now()
-        trail.steps += (Stage.POOL, begun)
+        trail.steps += (Stage.POOL, now)
         try:
-            choice = self._chooser.choose(ask, prompt, begun, guilty, trail)
+            choice = self._chooser.choose(ask, prompt, now, guilty, trail)
         except GatewayError as error:
             shut = error if isinstance(error, AllShut) and not error.alone else None
-            if before is None and shut is not None and begun + shut.wait_s < until:
+            if before is None and shut is not None and now + shut.wait_s < until:
                 return float(shut.wait_s)
             self.ledger.refuse(facts.refused(ask), trail, error)
             raise before or error from None
         if most := facts.pair_tokens(choice):
             facts.check_length(ask, prompt, most)
-        self.metrics.choose_s.observe(self.clock.now() - begun)
+        self.metrics.choose_s.observe(self.clock.now() - now)
         self._count(choice, prompt, before is None)
         return choice
 
