@@ -103,7 +103,8 @@ def _last(meeting: Meeting, now: float) -> float:
 
 def _followed(standing: Sequence[Finding], happened: Sequence[Finding]) -> Iterable[Finding]:
     """Whatever failed at a worker that is dead or ill is one thing with that; that nobody could be
-    chosen is one with the first thing that keeps them from it."""
+    chosen is one with the first thing that keeps them from it. Whose circuit is open while others
+    serve fails nobody now."""
     first = next((one for one in ordered(standing) if one.blocks), None)
     down = {one.culprit for one in standing if one.rule in DOWN}
     told: set[int] = set()
@@ -120,7 +121,10 @@ def _followed(standing: Sequence[Finding], happened: Sequence[Finding]) -> Itera
         rooms = tuple(room for other in alone for room in other.rooms)
         count = sum(other.count for other in alone) or one.count
         yield replace(one, rooms=rooms, count=count) if same else one
-    yield from (one for one in happened if id(one) not in told)
+    aside = {one.culprit for one in standing if one.rule == "circuit-open" and not one.blocks}
+    for one in happened:
+        if id(one) not in told:
+            yield replace(one, blocks=one.blocks and not _all_of(one, aside))
 
 
 def _all_of(finding: Finding, culprits: Collection[str]) -> bool:

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 from kit.rules import held
 
-from kvplane.router.breaker import Breakers
+from kvplane.router.breaker import Breakers, Outcome
 from kvplane.router.diagnosis import Scene, findings
 from kvplane.router.discovery import Waiting
 from kvplane.router.findings import Finding
 from kvplane.router.fleet import Fleet
 from kvplane.router.meeting import Meeting
 from kvplane.router.remembered import Party
+from kvplane.router.settings import BreakerSettings
 from kvplane.vocabulary import (
     Epoch,
     Knowledge,
@@ -24,6 +25,7 @@ from kvplane.vocabulary import (
     Room,
     Stage,
     StageRecord,
+    Worker,
     WorkerUp,
 )
 
@@ -149,6 +151,21 @@ def test_attempts_that_failed_at_workers_which_are_all_down_are_one_thing_with_t
     assert sorted((one.culprit, one.rule, one.count, one.rooms) for one in found) == [
         ("d1", "unhealthy", 1, ("2",)), ("p1", "unhealthy", 1, ("1",)),
     ]  # fmt: skip
+
+
+def test_one_whose_circuit_is_open_fails_nobody_while_others_serve() -> None:
+    failed = attempt(1, stage="consume", message="m", side="decode", code="transfer_failed")
+    breakers = Breakers(BreakerSettings(faults=1))
+    ticket = breakers.of(Worker(Pod("d1"))).admit(100.0)
+    assert ticket is not None
+    breakers.of(Worker(Pod("d1"))).book(ticket, Outcome.FAULT, 100.0)
+    other = replace(DECODE, pod=Pod("d2"), url="http://d2:1")
+    found = told(plane(PREFILL, DECODE, other), meetings=[failed], breakers=breakers)
+    assert sorted((one.rule, one.blocks) for one in found) == [
+        ("circuit-open", False), ("consume-failed", False),
+    ]  # fmt: skip
+    found = told(plane(PREFILL, DECODE), meetings=[failed], breakers=breakers)
+    assert all(one.blocks for one in found), "nobody else is there"
 
 
 def test_a_side_that_nobody_named_is_told_before_the_other_one_serves() -> None:
