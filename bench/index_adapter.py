@@ -61,7 +61,7 @@ class Index:
     def _numbers(self, workers: tuple[Worker, ...]) -> tuple[int, ...]:
         known = self._named.get(id(workers))
         if known is None or known[0] is not workers:
-            numbers = tuple([self._number[worker] for worker in workers])
+            numbers = tuple(map(self._number.__getitem__, workers))
             if len(workers) == 1 or len(self._named) >= MOST_NAMED:
                 return numbers
             known = self._named[id(workers)] = workers, numbers

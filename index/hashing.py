@@ -26,6 +26,7 @@ import json
 import sys
 from array import array
 from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
 from struct import iter_unpack
 from typing import TypeAlias, cast
 
@@ -43,6 +44,7 @@ MAX_HASH = 2**64 - 1
 _HEX = frozenset("0123456789abcdefABCDEF")
 
 
+@lru_cache(maxsize=1024)  # of a fleet's models and adapters; salts of tenants may be more
 def seed(namespace: Namespace) -> int:
     """The parent of every first block of this namespace."""
     return int(xxh3_64_intdigest(namespace.text().encode()))

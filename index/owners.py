@@ -17,6 +17,7 @@ from .runs import ordinals
 from .windows import usable
 
 MOST_NAMED = 4096  # bitmaps whose workers are remembered; a few hundred bytes each
+MOST_PIECES = 65_536  # and bytes of bitmaps
 
 
 class Owners:
@@ -28,6 +29,7 @@ class Owners:
         self.lower = False  # somebody holds, or held, blocks below GPU memory
         self._facts: dict[int, Facts] = {}
         self._named: dict[int, tuple[Worker, ...]] = {}
+        self._pieces: dict[tuple[int, int], tuple[Worker, ...]] = {}  # of eight ordinals each
 
     def __getitem__(self, ordinal: int) -> Facts:
         return self._facts[ordinal]
@@ -45,6 +47,7 @@ class Owners:
         del self._facts[ordinal]
         self.all &= ~(1 << ordinal)
         self._named.clear()
+        self._pieces.clear()
 
     def join(self, other: Owners) -> None:
         """Take over those of another view of the same forest."""
@@ -68,13 +71,27 @@ class Owners:
         return mask
 
     def names(self, mask: int) -> tuple[Worker, ...]:
-        """Workers of a bitmap; mostly the same tuple again for the same bitmap."""
+        """Workers of a bitmap; often the same tuple again for the same bitmap."""
         found = self._named.get(mask)
         if found is None:
-            found = tuple([self._facts[ordinal].worker for ordinal in ordinals(mask)])
-            if len(self._named) >= MOST_NAMED:
+            if len(self._named) >= MOST_NAMED or len(self._pieces) >= MOST_PIECES:
                 self._named.clear()
-            self._named[mask] = found
+                self._pieces.clear()
+            found = self._named[mask] = self._joined(mask)
+        return found
+
+    def _joined(self, mask: int) -> tuple[Worker, ...]:
+        """Two bitmaps mostly differ in a byte or two, so the names of most were put together."""
+        if not mask & (mask - 1):
+            return (self._facts[mask.bit_length() - 1].worker,)
+        found: tuple[Worker, ...] = ()
+        for place in enumerate(mask.to_bytes((mask.bit_length() + 7) // 8, "little")):
+            piece = self._pieces.get(place)
+            if piece is None:
+                first, byte = 8 * place[0], place[1]
+                some = [self._facts[first + at].worker for at in ordinals(byte)]
+                piece = self._pieces[place] = tuple(some)
+            found += piece
         return found
 
     def reached(self, found: Sequence[tuple[int, int]], blocks: Sequence[int]) -> dict[Worker, int]:
