@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import get_args
 
@@ -20,6 +21,7 @@ SOURCES = [*sorted((ROOT / "router").glob("diagnosis*.py")), ROOT / "router" / "
 HELD = ("test_diagnosis.py", "test_patterns.py", "test_blamed.py")  # hold all to its row
 
 
+@cache
 def said(path: Path) -> set[str]:
     """Every text in a file's code, docstrings aside."""
     nodes = list(ast.walk(ast.parse(path.read_text())))
