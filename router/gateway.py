@@ -94,7 +94,7 @@ class Gateway:
         self.doubts = Doubts(view, fleet, self.loop, self._blind)
         self._chooser = Chooser(
             view, fleet, self.breakers, self.settings, compatible, chance, self._blind,
-            self.doubts.doubt, (chains or Chains()).chain,
+            self.doubts.doubt, (chains or Chains()).unrolled,
         )  # fmt: skip
         fleet.on_turn, fleet.on_restart = self._book_health, self._book_restart
         self.fit: Callable[[], Awaitable[None]] | None = None  # may the index store be relied on?
