@@ -187,6 +187,24 @@ async def program(name: str, *words: str) -> AsyncIterator[asyncio.subprocess.Pr
         await process.communicate()
 
 
+async def unknown_metrics(built: House, prefill: str) -> set[str]:
+    """Metrics that a document names and no process shows; one with * is a beginning."""
+    text = "".join(path.read_text() for path in (ROOT / "README.md", *DOCS.values()))
+    named = set(re.findall(r"`(kvplane_[a-z]+_[a-z_]+\*?)[`{]", text))
+    info = (await built.worker(prefill))["bootstrap_port"]
+    pages = []
+    for at in (built.url, f"http://{prefill}", f"http://127.0.0.1:{info}"):
+        async with built.session.get(f"{at}/metrics") as answer:
+            pages.append(await answer.text())
+    shown = set(re.findall(r"^# TYPE (\S+)", "\n".join(pages), re.M))
+    assert len(named) > 8
+    return {one for one in named if not any(_is_named(one, name) for name in shown)}
+
+
+def _is_named(said: str, name: str) -> bool:
+    return name.startswith(said[:-1]) if said.endswith("*") else said == name
+
+
 @needs_curl
 async def test_the_operators_commands_run_and_show_what_it_says() -> None:
     async with serving() as (built, prefill):
@@ -196,6 +214,7 @@ async def test_the_operators_commands_run_and_show_what_it_says() -> None:
         assert "nothing is wrong" in out
         assert '"draining":true' in out.replace(" ", "")
         assert "kvplane_router_rooms_open 0.0" in out
+        assert not await unknown_metrics(built, prefill)
         assert (await built.worker(prefill))["draining"] is False
 
 
