@@ -7,15 +7,21 @@ from collections import Counter
 from typing import Any
 
 import pytest
+from kit.clock import FakeClock
+from prometheus_client import CollectorRegistry
 
-from kvplane.index import View, chain
+from kvplane.index import Chains, View, chain
 from kvplane.router import facts
 from kvplane.router.availability import AllShut
 from kvplane.router.breaker import Breakers, Outcome
 from kvplane.router.choice import Choice, Chooser
 from kvplane.router.errors import GatewayError
+from kvplane.router.evidence import Ledger
 from kvplane.router.fleet import Fleet
-from kvplane.router.prompts import Prompt
+from kvplane.router.gateway import Gateway
+from kvplane.router.legs import Legs
+from kvplane.router.metrics import RouterMetrics
+from kvplane.router.prompts import Prompt, Prompts
 from kvplane.router.request import parse
 from kvplane.router.settings import BreakerSettings, RouterSettings
 from kvplane.vocabulary import (
@@ -344,3 +350,13 @@ def test_a_unified_worker_serves_where_there_is_no_pair() -> None:
     house.fleet.down(Pod("u1"))
     with pytest.raises(GatewayError, match="no_decode_available"):
         house.choose()
+
+
+async def test_of_a_prompt_that_is_new_everywhere_hardly_anything_is_hashed() -> None:
+    house, clock, chains = House(), FakeClock(), Chains()
+    house.store(P1, 6)
+    parts = Prompts(), Legs(None, clock), Ledger(clock), RouterMetrics(CollectorRegistry())
+    gateway = Gateway(house.view, house.fleet, *parts, clock=clock, chains=chains)
+    ask = parse("/generate", json.dumps({"input_ids": [7] * 32_000}).encode(), "id")
+    assert (await gateway.weigh(ask))[0].total == 32_000
+    assert 0 < chains.blocks["hashed"] <= 128 < 32_000 // 16
