@@ -88,7 +88,8 @@ class Aftermath:
         meeting, attempt = ended.meeting, ended.attempt
         done = attempt.prefill_ended or settled(attempt)
         if done and not (meeting.sides and self._at_once(meeting)):
-            self._cached(ended)
+            meeting.actual_tokens = attempt.usage.cached_tokens()
+            self._on_cached(ended)
             self._finish(ended)
             return
         if len(self._tasks) >= MOST_TASKS:
@@ -99,10 +100,6 @@ class Aftermath:
         task = asyncio.create_task(self._run(ended))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    def _cached(self, ended: Ended) -> None:
-        ended.meeting.actual_tokens = ended.attempt.usage.cached_tokens()
-        self._on_cached(ended)
 
     def _finish(self, ended: Ended) -> None:
         attempt, meeting = ended.attempt, ended.meeting
@@ -131,7 +128,8 @@ class Aftermath:
         try:
             await finish_prefill(ended.attempt, ended.bell, PREFILL_S)
             ended.account.release(Side.PREFILL)
-            self._cached(ended)
+            meeting.actual_tokens = ended.attempt.usage.cached_tokens()
+            self._on_cached(ended)
             if meeting.sides:
                 await self.ask(meeting)
         except Exception:

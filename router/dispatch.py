@@ -89,7 +89,6 @@ async def _answer(attempt: Attempt, client: Client, headers: HeaderList) -> None
     passes: Callable[[bytes], bool] | None = None
     listens = attempt.prefill is None or attempt.decode_usage is not None
     while True:
-        _look(attempt, client)
         data = decode.take()
         last = decode.complete
         if listens:
@@ -109,6 +108,7 @@ async def _answer(attempt: Attempt, client: Client, headers: HeaderList) -> None
                 await client.bell.wait()
             finally:
                 decode.tap = None
+        _look(attempt, client)
 
 
 def _passing(attempt: Attempt, client: Client) -> Callable[[bytes], bool]:

@@ -82,15 +82,23 @@ class Heads:
 
     def __init__(self) -> None:
         self._known: dict[bytes, Head] = {}
+        self._last = BEFORE, END, NONE  # the one that was found last: before its length, behind it
 
     def whole(self, data: bytes) -> tuple[Head, bytes, bytes] | None:
         """Head, length and body of an answer whose head is known and which is all of `data`."""
-        end = data.find(END) + 4
-        at = data.find(BEFORE, 0, end) + len(BEFORE)
-        stop = data.find(b"\r", at, end)
-        head = self._known.get(data[:at] + data[stop:end])
-        if head is None:
-            return None
+        before, behind, head = self._last
+        at = len(before)
+        stop = data.find(b"\r", at) if data.startswith(before) else -1
+        end = stop + len(behind)
+        if head is NONE or stop < 0 or not data.startswith(behind, stop):
+            end = data.find(END) + 4
+            at = data.find(BEFORE, 0, end) + len(BEFORE)
+            stop = data.find(b"\r", at, end)
+            before, behind = data[:at], data[stop:end]
+            head = self._known.get(before + behind, NONE)
+            if head is NONE:
+                return None
+            self._last = before, behind, head
         length = data[at:stop]
         if length != b"%d" % (len(data) - end):
             return None

@@ -40,15 +40,6 @@ class _Answer(msgspec.Struct, gc=False):
     usage: _Usage | None = None
     meta_info: _Details | None = None
 
-    def cached_tokens(self) -> int | None:
-        """The first that is one."""
-        details = None if self.usage is None else self.usage.prompt_tokens_details
-        for place in (details, self.meta_info):
-            count = None if place is None else place.cached_tokens
-            if count is not None and 0 <= count < MOST_TOKENS:
-                return count
-        return None
-
 
 _PLAIN = msgspec.json.Decoder(_Answer)
 
@@ -76,11 +67,18 @@ class Usage(msgspec.Struct):
             return None
         if self._data[:1] == b"{" and not self._cut:  # most are one object
             try:
-                return _PLAIN.decode(self._data).cached_tokens()
+                told = _PLAIN.decode(self._data)
             except (msgspec.DecodeError, RecursionError):
                 pass  # looked at in all its places below
-        told = [text for text in self._texts() if NAME in text]
-        for event in _decoded(reversed(told[-MOST_LOOKED:])):
+            else:
+                details = None if told.usage is None else told.usage.prompt_tokens_details
+                for place in (details, told.meta_info):
+                    count = None if place is None else place.cached_tokens
+                    if count is not None and 0 <= count < MOST_TOKENS:
+                        return count
+                return None
+        texts = [text for text in self._texts() if NAME in text]
+        for event in _decoded(reversed(texts[-MOST_LOOKED:])):
             if (count := _cached(event)) is not None:
                 return count
         return None

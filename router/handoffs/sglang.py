@@ -93,7 +93,7 @@ class Sglang:
         """
         given, member = ask.body.get("rid"), b""
         if given is None:
-            given = name_of(bindings[0])
+            given = f"kvplane-{bindings[0].room:016x}"  # as `name_of`
             member = b',"rid":"%b"' % given.encode()
         if ask.samples > 1 and not unrolled:
             return member, ()

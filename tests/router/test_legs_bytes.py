@@ -204,6 +204,24 @@ def test_a_head_that_is_not_plain_is_not_remembered(raw: bytes) -> None:
     assert heads.whole(raw) is None
 
 
+def test_before_any_head_is_known_none_is() -> None:
+    for raw in (b"", b"content-length: 5\r\n\r\nhello", b"\r\n\r\n", LEARNT + b"hello"):
+        assert Heads().whole(raw) is None
+
+
+def test_heads_of_several_engines_are_known_side_by_side() -> None:
+    heads, bodies = Heads(), (b"hello", b"hello, you", b"")
+    head = b"HTTP/1.1 %d OK\r\nserver: %d\r\ncontent-length: %d\r\na: b\r\n\r\n%b"
+    for known in (False, True, True):
+        for engine, status in enumerate((200, 201, 200, 202)):
+            for body in bodies:
+                raw = head % (status, engine, len(body), body)
+                assert (heads.whole(raw) is not None) == known or body is not bodies[0]
+                assert feed([raw], heads=heads) == feed([raw])
+                found = heads.whole(raw)
+                assert found is not None and found[0].status == status and found[2] == body
+
+
 def test_heads_that_are_remembered_are_bounded() -> None:
     heads = Heads()
     for date in range(MOST_HEADS + 7):
