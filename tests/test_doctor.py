@@ -94,6 +94,18 @@ async def test_it_is_said_first_where_no_gateway_answers(
     assert f"{settings['url']} cannot be reached: Connection refused; is a gateway" in complaint
 
 
+def test_each_data_parallel_rank_is_met_once() -> None:
+    def named(kind: str, dp_size: int) -> dict[str, object]:
+        return {"worker_type": kind, "dp_size": dp_size}
+
+    assert (
+        doctor_visit.requests([named("prefill", 2), named("prefill", 1), named("decode", 2)]) == 3
+    )
+    assert doctor_visit.requests([named("regular", 1)]) == 1
+    assert doctor_visit.requests([named("decode", 99)]) == doctor_visit.MOST_REQUESTS
+    assert doctor_visit.requests([]) == 0
+
+
 def test_a_request_of_the_doctors_own_that_failed_blocks_though_no_rule_tells_why() -> None:
     assert list(doctor_visit.unexplained([(200, ""), (200, "")])) == []
     _, first, second, third = doctor_visit.unexplained([(200, ""), (400, "bad: no idea")])

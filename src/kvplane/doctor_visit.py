@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ from kvplane.doctor import STAGE_WIDTH, ask, bearer, lines
 from kvplane.plane import GatewayPlane
 from kvplane.runtime import running
 from kvplane.settings import Settings, parser, resolve
-from kvplane.vocabulary import Role, Stage
+from kvplane.vocabulary import Stage
 
 SETTLE_S = 20.0  # until every engine was found and is heard
 STEADY_S = 3.0  # the same reasons so long: that is what keeps them
@@ -48,8 +49,8 @@ async def visit(told: Settings) -> int:
         running([GatewayPlane(settings, told.workers, port)]),
         aiohttp.ClientSession(url, timeout=timeout, headers=bearer(told["api_key"])) as session,
     ):
-        await _found(session)
-        answers = [await _try(session, number + 1) for number in range(_requests(told))]
+        workers = await _found(session)
+        answers = [await _try(session, number + 1) for number in range(requests(workers))]
         found = await ask(session, url)
     terminal.say("")
     count = len(told.workers)
@@ -72,13 +73,15 @@ def unexplained(answers: Sequence[tuple[int, str]]) -> Iterator[str]:
             yield "         next: its stages stand above; look at the logs of both engines"
 
 
-def _requests(told: Settings) -> int:
-    """As many as each worker needs to be met once."""
-    roles = [worker.role for worker in told.workers]
-    return min(MOST_REQUESTS, max(roles.count(role) for role in Role))
+def requests(workers: Iterable[Mapping[str, Any]]) -> int:
+    """As many as each worker, and each of its data-parallel ranks, needs to be met once."""
+    ranks: Counter[str] = Counter()
+    for one in workers:
+        ranks[one["worker_type"]] += one["dp_size"] or 1
+    return min(MOST_REQUESTS, max(ranks.values(), default=0))
 
 
-async def _found(session: aiohttp.ClientSession) -> None:
+async def _found(session: aiohttp.ClientSession) -> list[dict[str, Any]]:
     """Until all can be used and are heard, or there is no more patience; then who they are."""
     until, since, before = time.monotonic() + SETTLE_S, time.monotonic(), None
     while True:
@@ -97,6 +100,7 @@ async def _found(session: aiohttp.ClientSession) -> None:
         await asyncio.sleep(0.1)
     for one in workers:
         terminal.say(_shown(one, known))
+    return workers
 
 
 def _soon(reason: str) -> bool:
