@@ -44,7 +44,7 @@ class Families:
         """A run and what was its end."""
         right.family, right.next, run.next = run.family, run.next, right
         if self._fresh is not None:
-            self._fresh.add(right.family, right.blocks)  # its turn may have been before
+            self._fresh.add(right.family, right.blocks[:])  # its turn may have been before
 
     def leave(self, run: Run) -> None:
         """A run is no more."""
@@ -94,7 +94,7 @@ class Families:
     def again(self, run: Run) -> None:
         """What a run has is kept."""
         if self._fresh is not None:
-            self._fresh.add(run.family, run.blocks)
+            self._fresh.add(run.family, run.blocks[:])
 
     def renewed(self) -> None:
         """All had their turn."""

@@ -20,8 +20,8 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Sequence
-from sys import getsizeof
 
+from .ends import Ends
 from .families import Families
 from .runs import MOST_BLOCKS, Run, Slot, alone, ordinals
 from .steps import Step, settle
@@ -33,8 +33,8 @@ class Forest:
     """All runs of one view."""
 
     def __init__(self) -> None:
-        self.heads: dict[int, Run] = {}  # first block -> its run
-        self.tails: dict[int, Run] = {}  # last block -> its run
+        self._ends = Ends()
+        self.heads, self.tails = self._ends.heads, self._ends.tails  # block -> its run
         self.alive = 0  # bitmap of ordinals
         self.blocks = 0  # distinct ones
         self.untidy = False  # there is something to sweep
@@ -108,10 +108,12 @@ class Forest:
         """Blocks that nobody told of go to the end of a run; returns how many."""
         mine = run.blocks
         fresh = blocks[at : at + MOST_BLOCKS - len(mine)]
-        if not self.heads.keys().isdisjoint(fresh):  # told before its parent was
-            fresh = fresh[: next(n for n, block in enumerate(fresh) if block in self.heads)]
+        awaited = self._ends.awaited
+        if awaited and not awaited.keys().isdisjoint(fresh):  # runs begin behind one: an end
+            fresh = fresh[: 1 + next(n for n, block in enumerate(fresh) if block in awaited)]
+            run.children = awaited.pop(fresh[-1])
         if mine:
-            del self.tails[mine[-1]]
+            self.tails.pop(mine[-1], None)
         else:
             self.heads[fresh[0]] = run
         more = array("Q", fresh)
@@ -126,8 +128,9 @@ class Forest:
         if above is not None:
             if first < len(above.blocks):
                 self._split(above, first)
-            elif first < MOST_BLOCKS and above.only(slot, self.alive):
+            elif first < MOST_BLOCKS and not above.children and above.only(slot, self.alive):
                 return above
+        self._ends.fork(parent, 1)
         run = self._families.begin(Run(parent, array("Q"), alone(slot), owner=slot))
         if self._families.stale(self.blocks):
             self.untidy = True
@@ -182,18 +185,10 @@ class Forest:
 
     def _shorten(self, run: Run, first: int, last: int) -> int:
         """Throw away an end of a run, or all of it."""
-        mine = run.blocks
-        if first:
-            del self.tails[mine[-1]]
-            self.tails[mine[first - 1]] = run
-        elif last < len(mine):
-            del self.heads[mine[0]]
-            self.heads[mine[last]] = run
-            run.parent = mine[last - 1]
-        else:
-            del self.heads[mine[0]], self.tails[mine[-1]]
+        self._ends.shorten(run, first, last)
+        if last - first == len(run.blocks):
             self._families.leave(run)
-        del mine[first:last]
+        del run.blocks[first:last]
         self.blocks -= last - first
         return last - first
 
@@ -201,8 +196,7 @@ class Forest:
         right = run.cut(at, len(run.blocks), self.alive)
         run.become(run.cut(0, at, self.alive))
         self._families.split(run, right)
-        self.heads[right.blocks[0]] = self.tails[right.blocks[-1]] = right
-        self.tails[run.blocks[-1]] = run
+        self._ends.split(run, right)
         self._tidy(run)
         self._tidy(right)
 
@@ -293,8 +287,5 @@ class Forest:
             yield from run.held(ordinal)
 
     def bytes(self) -> int:
-        """What all this weighs: dicts as they are; a place in a run, a run and a partial holder
-        each their price."""
-        partial = sum(len(run.partial) for run in self.heads.values())
-        own = self.blocks * 9 + len(self.heads) * 480 + partial * 130
-        return own + sum(map(getsizeof, (self.heads, self.tails))) + self._families.bytes()
+        """What all this weighs."""
+        return self._ends.bytes() + self._families.bytes()

@@ -6,7 +6,7 @@ a word of 64 bits for each block ever put in, first bits of its hash and its fam
 sorted arrays. A word may be old, and first bits may meet: whoever asks looks into the family.
 Open it to change what such a question costs.
 
-    told       bytes of blocks, as they came: looked through            up to FEW blocks
+    told       blocks, as they came: looked through                     up to FEW of them
     segments   sorted words, each half as long as the one before        up to MOST words in each
 """
 
@@ -15,6 +15,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from sys import byteorder
 
 import numpy as np
@@ -33,28 +34,28 @@ class Places:
     """Of one forest. Nothing is ever taken out; who has too much of the old begins another one."""
 
     def __init__(self) -> None:
-        self._told = bytearray()
-        self._ends = array("Q")  # in `_told`, of what one family added
-        self._numbers = array("I")  # of that family
+        self._told: list[array[int]] = []
+        self._numbers: list[int] = []  # of the families that told
+        self._unsorted = 0  # how many
         self._segments: list[Words] = []
-        self.words = 0  # all of them, old ones too
+        self.words = 0  # in them, old ones too
 
     def add(self, family: int, blocks: array[int]) -> None:
-        """These blocks lie in this family from now on."""
-        self._told += blocks
-        self._ends.append(len(self._told))
+        """These blocks lie in this family from now on; nobody may change the row any more."""
+        self._told.append(blocks)
         self._numbers.append(family)
-        self.words += len(blocks)
-        if len(self._told) >= 8 * FEW:
+        self._unsorted += len(blocks)
+        if self._unsorted >= FEW:
             self._sort()
 
     def find(self, block: int) -> Iterator[int]:
         """Families that may have it; the one that does is among them."""
-        wanted, told = block.to_bytes(8, byteorder), self._told
+        wanted, told = block.to_bytes(8, byteorder), b"".join(self._told)
         at = told.find(wanted)
         while at >= 0:
             if not at & 7:
-                yield self._numbers[bisect_right(self._ends, at)]
+                ends = list(accumulate(map(len, self._told)))
+                yield self._numbers[bisect_right(ends, at >> 3)]
             at = told.find(wanted, at + 1)
         first = np.uint64(block) & _HIGH
         for words in self._segments:
@@ -75,16 +76,14 @@ class Places:
 
     def bytes(self) -> int:
         """What all this weighs."""
-        return 8 * self.words
+        return 8 * (self.words + self._unsorted)
 
     def _sort(self) -> None:
-        ends = np.frombuffer(self._ends, np.uint64)
-        counts = np.diff(ends, prepend=np.uint64(0)) // np.uint64(8)
-        numbers = np.frombuffer(self._numbers, np.uint32).astype(np.uint64)
-        words = np.frombuffer(self._told, np.uint64) & _HIGH
-        words |= np.repeat(numbers, counts.astype(np.int64))
+        words = np.frombuffer(b"".join(self._told), np.uint64) & _HIGH
+        words |= np.repeat(np.array(self._numbers, np.uint64), list(map(len, self._told)))
         words.sort()
-        self._told, self._ends, self._numbers = bytearray(), array("Q"), array("I")
+        self.words += len(words)
+        self._told, self._numbers, self._unsorted = [], [], 0
         segments = self._segments
         while segments and len(segments[-1]) <= len(words) <= MOST // 2:
             words = np.concatenate((segments.pop(), words))

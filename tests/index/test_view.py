@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import tracemalloc
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from random import Random
 from typing import Any
@@ -308,6 +309,21 @@ class Machine(RuleBasedStateMachine):
         size = self.view.size()
         assert len(held) <= size.blocks <= max(4 * len(held), len(held) + 4)
         assert size.runs <= size.blocks
+
+    @invariant()
+    def whose_parent_is_known_begins_behind_an_end(self) -> None:
+        ends, children = self.view._forest._ends, Counter[int]()
+        for first, run in ends.heads.items():
+            assert run.blocks[0] == first and ends.tails[run.blocks[-1]] is run
+            if run.parent is not None:
+                children[run.parent] += 1
+        assert len(ends.tails) == len(ends.heads)
+        known = {block for run in ends.heads.values() for block in run.blocks}
+        assert len(known) == sum(len(run.blocks) for run in ends.heads.values())
+        assert ends.awaited == {one: n for one, n in children.items() if one not in known}
+        for last, run in ends.tails.items():
+            assert run.children == children[last]
+            assert children.keys().isdisjoint(run.blocks[:-1])
 
 
 class SmallRuns(Machine):
