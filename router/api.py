@@ -27,7 +27,7 @@ from .admission import Admission
 from .admission_metrics import AdmissionState
 from .asker import CYCLE, AsgiClient, Cycle, HeaderList, Receive, Scope, Send, bounded
 from .dispatch import BrokenBody, ClientGone
-from .errors import GatewayError
+from .errors import GatewayError, let_go
 from .gateway import Gateway
 from .keys import Key, Keys
 from .proxied import PROXIED, Call, read_call
@@ -88,8 +88,10 @@ class Api:
         except GatewayError as error:
             if not client.gone:
                 await client.whole(error.status, _error_head(error, request_id), error.body())
+            let_go(error)
         except (ClientGone, BrokenBody) as left:
             log.debug("no answer request=%s why=%s", request_id, type(left).__name__)
+            let_go(left)
         except Exception:
             log.exception("request failed request=%s", request_id)
             await self._apologise(client, request_id)

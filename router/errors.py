@@ -101,6 +101,16 @@ def invalid(param: str, message: str) -> GatewayError:
     return GatewayError("invalid_request", message, param)
 
 
+def let_go(error: BaseException) -> None:
+    """It was dealt with. Its traceback, and those of what led to it, hold every frame they came
+    through; a frame that holds the error in turn would keep the request's body with it until the
+    next look for garbage, after thousands of others."""
+    left: BaseException | None = error
+    while left is not None:
+        left.__traceback__ = None
+        left.__context__, left = None, left.__context__
+
+
 STAGES = frozenset(stage.value for stage in MEETING)  # what an engine can fail in
 
 

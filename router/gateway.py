@@ -31,7 +31,7 @@ from .choice import Choice, Chooser, Weighed
 from .closed_loop import ClosedLoop
 from .dispatch import Client, pause
 from .doubts import Doubts
-from .errors import GatewayError
+from .errors import GatewayError, let_go
 from .evidence import Ledger
 from .evidence_shared import SharedEvidence
 from .fleet import Fleet
@@ -138,6 +138,7 @@ class Gateway:
             except LegFailed as failed:
                 again = self._again(failed, journey, number, deadline)
                 before = failed.cause
+                let_go(failed)
             finally:
                 journey.arrive(client)
             if again is None:
@@ -184,6 +185,7 @@ class Gateway:
         except GatewayError as error:
             shut = error if isinstance(error, AllShut) and not error.alone else None
             if before is None and shut is not None and now + shut.wait_s < until:
+                let_go(error)
                 return float(shut.wait_s)
             self.ledger.refuse(facts.refused(ask), trail, error)
             raise before or error from None

@@ -18,6 +18,7 @@ from .blame import LegFailed, Side
 from .breaker import Breakers, Outcome
 from .choice import Choice
 from .dispatch import Client, ClientGone, dispatch, honest_end
+from .errors import let_go
 from .evidence import Ledger
 from .fleet import Fleet
 from .meeting import Trail
@@ -93,6 +94,7 @@ class Journey:
                 raise
             assert self.sent is not None, "what started was sent"
             await honest_end(client, failed, is_stream(self.sent.attempt.decode))
+            let_go(failed)
         except ClientGone:
             means.ledger.close(self.meeting, "client_gone")
             raise

@@ -17,7 +17,7 @@ from .availability import available
 from .blame import LegFailed, Side
 from .breaker import Outcome
 from .dispatch import Client, dispatch, honest_end, pause
-from .errors import GatewayError
+from .errors import GatewayError, let_go
 from .gateway import Gateway
 from .legs_wire import Origin, forwarded
 from .plans import REASONS
@@ -51,6 +51,7 @@ class Proxy:
                 again = self._again(failed, target, number, deadline - clock.now())
                 if again is None:
                     raise failed.cause from None
+                let_go(failed)
             guilty += again.without
             await pause(again.wait_s, client)
 
@@ -98,6 +99,7 @@ class Proxy:
                 if not failed.started:
                     raise
                 await honest_end(client, failed, is_stream(leg))
+                let_go(failed)
             finally:
                 leg.abort()
         finally:
