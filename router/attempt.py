@@ -49,9 +49,7 @@ class Attempt(msgspec.Struct, eq=False):
     merge: Merge | None = None  # prefill's part of decode's answer
     keeps: bool = False  # prefill's answer is needed whole
     without: str = ""  # why decode had nothing to fetch
-    usage: Usage = msgspec.field(
-        default_factory=Usage
-    )  # read off prefill's answer, or the only one
+    usage: Usage = msgspec.field(default_factory=Usage)  # off prefill's answer, or the only one
     decode_usage: Usage | None = None  # read off decode's, where that tells of the transfer
     started: bool = False  # the client has the head of an answer
     prefill_ended: bool = False

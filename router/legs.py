@@ -123,18 +123,20 @@ class Legs:
         method: str = "POST",
         patient: bool = False,
         calm: bool = False,
+        slow: bool = False,
     ) -> Exchange:
         """Send a request now, without waiting; everything that follows is told to the exchange.
 
         `headers`: pairs, or the lines that legs_wire.header_lines made of them. `patient`: the
-        answer is no stream, so that its head may take as long as all of it. `calm`: see there.
+        answer is no stream, so that its head may take as long as all of it. `calm`, `slow`: there.
         Raises ValueError for a target or header that could split the request.
         """
         if self.credentials.known:
             headers = self.credentials.signed(origin, headers)
         head, now = request_head(method, origin, target, headers, len(body)), self._now()
         bell = bell or Bell()
-        exchange = Exchange(origin, head, body, self._settings, bell, patient, calm, now, now, now)
+        limits = self._settings
+        exchange = Exchange(origin, head, body, limits, bell, patient, calm, slow, now, now, now)
         engine = self._engines.get(origin)
         if engine is None:
             engine = self._engines[origin] = _Engine()

@@ -16,7 +16,7 @@ from typing import cast
 
 import httptools
 
-from .legs_errors import Cut, LegError, Malformed, Phase, Stale
+from .legs_errors import SENT, Cut, LegError, Malformed, Phase, Stale
 from .legs_exchange import Exchange
 from .legs_heads import NONE, Heads, Pairs, read
 from .legs_settings import LegSettings
@@ -69,7 +69,7 @@ class Connection(asyncio.Protocol):
         assert self._transport is not None and self.exchange is None, "connection is not idle"
         self.exchange = exchange
         self._idled_s = now - self.free_since
-        exchange.line, exchange.phase, exchange.waits = self, Phase.SENT, False
+        exchange.line, exchange.phase, exchange.waits = self, SENT, False
         exchange.since = exchange.moved_at = now
         exchange.reused, self.used = self.used, True
         head, body = exchange.head_out, exchange.body_out

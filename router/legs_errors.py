@@ -21,6 +21,9 @@ class Phase(StrEnum):
     BODY = "body"  # the head came, the body did not end
 
 
+SENT, BODY = Phase.SENT, Phase.BODY  # every leg comes by
+
+
 @dataclass(eq=False)
 class LegError(Exception):
     """Base of everything a leg raises on purpose."""

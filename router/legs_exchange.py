@@ -14,7 +14,7 @@ from typing import Protocol
 
 import msgspec
 
-from .legs_errors import Aborted, LegError, Phase, PoolFull, TimedOut, TooLarge
+from .legs_errors import BODY, Aborted, LegError, Phase, PoolFull, TimedOut, TooLarge
 from .legs_heads import Head, Pairs
 from .legs_settings import LegSettings
 from .legs_wire import Origin
@@ -77,6 +77,7 @@ class Exchange(msgspec.Struct, eq=False):
     bell: Rung
     patient: bool = False  # its head comes with its end: no deadline but the whole leg's
     calm: bool = False  # nobody need look before it is over, refused, or holds too much
+    slow: bool = False  # nor before a while has passed: what comes is read in large parts
     _begun: float = 0.0  # by the pool's clock
     since: float = 0.0  # that it is in its phase
     moved_at: float = 0.0  # when the connection last brought bytes
@@ -92,7 +93,6 @@ class Exchange(msgspec.Struct, eq=False):
     reused: bool = False
     line: Line | None = None
     buffered_bytes: int = 0  # of the body, that came and were not taken
-    slow: bool = False  # nor before a while has passed: what comes is read in large parts
     tap: Callable[[bytes], bool] | None = None  # may take a part as it comes
     waits: bool = False  # all connections are taken: it has none to be made either
     _head: Head | None = None
@@ -187,7 +187,7 @@ class Exchange(msgspec.Struct, eq=False):
     def got_head(self, head: Head) -> None:
         """The head is complete; never an informational one."""
         self._head, self.status, self.stream = head, head.status, head.stream
-        self.phase = Phase.BODY
+        self.phase = BODY
         refused = not 200 <= head.status < 300
         if refused:
             self.slow = False  # somebody waits for the reason
@@ -214,7 +214,7 @@ class Exchange(msgspec.Struct, eq=False):
     def got_whole(self, head: Head, length: bytes, body: bytes, size: int) -> None:
         """A whole answer of so many bytes, in one read."""
         self._head, self._length, self.status, self.stream = head, length, head.status, head.stream
-        self.phase, self.received_bytes = Phase.BODY, size
+        self.phase, self.received_bytes = BODY, size
         if body:
             self._parts.append(body)
             self.buffered_bytes = len(body)

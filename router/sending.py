@@ -185,33 +185,42 @@ class Sending:
                             await asyncio.shield(heard)
 
     def _leg(
-        self, ask: Ask, target: Target, lines: bytes, more: Headers, body: bytes, bell: Rung
+        self,
+        ask: Ask,
+        target: Target,
+        lines: bytes,
+        more: Headers,
+        body: bytes,
+        bell: Rung,
+        unseen: bool = False,
     ) -> Exchange:
+        """`unseen`: nobody looks at its answer before it is whole, as at no answer but a stream."""
         if more:
             lines += header_lines(more)
         origin, plain = Origin.parse(target.url), not ask.stream
-        # What is no stream is nobody's before it is whole.
-        return self._legs.begin(origin, ask.path, lines, body, bell, "POST", plain, plain)
+        calm = plain or unseen
+        return self._legs.begin(origin, ask.path, lines, body, bell, "POST", plain, calm, unseen)
 
     def _prefill(self, sent: Sent, target: Target, body: bytes) -> None:
+        attempt, bodies, more = sent.attempt, sent.bodies, sent.bodies.prefill_headers
+        attempt.prefill = self._leg(sent.ask, target, sent.lines, more, body, attempt, True)
+        attempt.prefill_worker = target.name
+        if bodies.merge or bodies.then or bodies.clean_up or bodies.ignored:
+            self._keep(sent)
+
+    def _keep(self, sent: Sent) -> None:
+        """What prefill answers is needed."""
         attempt, bodies = sent.attempt, sent.bodies
-        leg = self._leg(sent.ask, target, sent.lines, bodies.prefill_headers, body, attempt)
-        leg.calm = leg.slow = True  # also a stream
-        attempt.prefill, attempt.prefill_worker = leg, target.name
-        if bodies.merge:
-            attempt.merge = Merge()
         attempt.keeps = bodies.merge or bodies.then is not None or bodies.clean_up is not None
-        if bodies.ignored is not None:
-            attempt.decode_usage = Usage()
+        attempt.merge = Merge() if bodies.merge else None
+        attempt.decode_usage = Usage() if bodies.ignored is not None else None
         if (then := bodies.then) is not None:
 
             def follow(answer: bytes) -> Exchange:
                 second = then(answer)
                 attempt.without = second.without
-                more = bodies.decode_headers
-                return self._leg(
-                    sent.ask, sent.decode, sent.lines, more, second.body, attempt.decode.bell
-                )
+                more, bell = bodies.decode_headers, attempt.decode.bell
+                return self._leg(sent.ask, sent.decode, sent.lines, more, second.body, bell)
 
             attempt.follow = follow
 
