@@ -20,7 +20,7 @@ from kvplane.vocabulary import Room, Stage, StageRecord
 
 from .account import Account
 from .attempt import Attempt
-from .blame import Side
+from .blame import PREFILL
 from .dispatch import finish_prefill, settled
 from .evidence import Ledger, stage_records
 from .foretold import Foretold
@@ -103,7 +103,7 @@ class Aftermath:
 
     def _finish(self, ended: Ended) -> None:
         attempt, meeting = ended.attempt, ended.meeting
-        ended.account.release(Side.PREFILL)
+        ended.account.release(PREFILL)
         attempt.let_go()
         meeting.decode_leg = _seen(attempt.decode)
         if attempt.prefill is not None:
@@ -127,7 +127,7 @@ class Aftermath:
         meeting = ended.meeting
         try:
             await finish_prefill(ended.attempt, ended.bell, PREFILL_S)
-            ended.account.release(Side.PREFILL)
+            ended.account.release(PREFILL)
             meeting.actual_tokens = ended.attempt.usage.cached_tokens()
             self._on_cached(ended)
             if meeting.sides:

@@ -22,6 +22,7 @@ from .plans import Prompt
 from .verdicts import Verdict
 
 Doubted = tuple[Knowledge, str]
+EXACT, OFF = Knowledge.EXACT, Knowledge.OFF  # asked for with every request
 WORSE = list(Knowledge)  # worst last
 
 
@@ -74,9 +75,9 @@ class Doubts:
 
     def why(self, choice: Choice, prompt: Prompt) -> str:
         """A choice's reason out of a closed set: a label. "" where knowledge is exact."""
-        if choice.knowledge is Knowledge.EXACT:
+        if choice.knowledge is EXACT:
             return ""
-        if choice.knowledge is Knowledge.OFF:
+        if choice.knowledge is OFF:
             return "no_events"
         if prompt.reason is not None:
             return prompt.reason

@@ -20,7 +20,7 @@ from typing import Protocol
 from kvplane.bootstrap import compatible
 from kvplane.index import Chains, View
 from kvplane.runtime import Clock, SystemClock
-from kvplane.vocabulary import Pod, Stage, StageRecord, Worker
+from kvplane.vocabulary import Pod, StageRecord, Worker
 
 from . import facts
 from .aftermath import Aftermath, Ended
@@ -38,7 +38,7 @@ from .fleet import Fleet
 from .journey import Journey, Means
 from .legs import Legs
 from .legs_wire import Origin
-from .meeting import Trail
+from .meeting import INPUT, POOL, Trail
 from .metrics import RouterMetrics
 from .prompts import Prompt, Prompts
 from .request import LONG_BYTES, Ask
@@ -117,7 +117,7 @@ class Gateway:
         and BrokenBody where nobody is left to be told."""
         settings, clock = self.settings, self.clock.now
         trail, begun = Trail(clock), clock()
-        trail.steps += (Stage.POLICY_INPUT, begun)
+        trail.steps += (INPUT, begun)
         prompt = await self._tokens(ask)
         now = clock()
         self.metrics.tokenise_s.observe(now - begun)
@@ -179,7 +179,7 @@ class Gateway:
         circuits are open, the first that is tried again is waited for, for a while: the client
         would have to come back then anyway. Where nobody is left for a further attempt, the
         failure before is what the client should hear."""
-        trail.steps += (Stage.POOL, now)
+        trail.steps += (POOL, now)
         try:
             choice = self._chooser.choose(ask, prompt, now, guilty, trail)
         except GatewayError as error:

@@ -8,20 +8,19 @@ attempt takes or how its outcome is booked.
 from __future__ import annotations
 
 from kvplane.runtime import Clock
-from kvplane.vocabulary import Stage
 
 from . import facts
 from .account import Account
 from .aftermath import Aftermath, Ended
 from .attempt import is_stream
-from .blame import LegFailed, Side
+from .blame import DECODE, PREFILL, LegFailed, Side
 from .breaker import Breakers, Outcome
 from .choice import Choice
 from .dispatch import Client, ClientGone, dispatch, honest_end
 from .errors import let_go
 from .evidence import Ledger
 from .fleet import Fleet
-from .meeting import Trail
+from .meeting import FIRST_BYTE, Trail
 from .metrics import RouterMetrics
 from .request import Ask
 from .sending import Sending, Sent, bind
@@ -70,14 +69,14 @@ class Journey:
         self.means, self.ask, self.choice = means, ask, choice
         self.bindings = bindings = bind(ask, choice)
         now = means.now()
-        trail.steps += (Stage.FIRST_BYTE, now)
+        trail.steps += (FIRST_BYTE, now)
         self.meeting = means.ledger.open(facts.meeting(ask, choice, bindings, number), trail, now)
         self.account = account = Account(means.fleet, means.breakers)
         self.sent: Sent | None = None
         kept, computed = facts.loads(ask, choice)
-        account.take(Side.DECODE, choice.decode, kept, now)  # also a unified worker
+        account.take(DECODE, choice.decode, kept, now)  # also a unified worker
         if choice.prefill is not None:
-            account.take(Side.PREFILL, choice.prefill, computed, now)
+            account.take(PREFILL, choice.prefill, computed, now)
 
     async def travel(self, client: Client) -> None:
         """Send both legs and pass the answer on. Raises LegFailed before the first byte only;
@@ -107,9 +106,9 @@ class Journey:
         if meeting.outcome == "open":
             means.ledger.close(meeting, "failed", {"message": "ended by the gateway"})
         account.close(meeting.ended or means.now(), means.count, means.opened)
-        account.release(Side.DECODE)
+        account.release(DECODE)
         if sent is None:
-            account.release(Side.PREFILL)
+            account.release(PREFILL)
             meeting.collected = True
             return
         if (why := means.sending.ended(sent)) and meeting.why is not None:
@@ -123,7 +122,7 @@ class Journey:
         self.account.began(now)
 
     def _prefill_ended(self) -> None:
-        self.account.release(Side.PREFILL)
+        self.account.release(PREFILL)
         self.meeting.prefill_ended = self.means.now()
 
     def _judge(self, failed: LegFailed) -> None:

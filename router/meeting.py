@@ -21,10 +21,12 @@ from kvplane.vocabulary import MEETING, Room, Stage, StageRecord
 
 from .remembered import Leg, Party, Why, shown
 
+INPUT, POOL = Stage.POLICY_INPUT, Stage.POOL  # named once: every request passes them
+FIRST_BYTE, END = Stage.FIRST_BYTE, Stage.END
 ORDER = {stage: number for number, stage in enumerate(Stage)}
 GATEWAY = "gateway"
 NONE: Mapping[Any, Any] = MappingProxyType({})
-LATE = (Stage.FIRST_BYTE.value, Stage.END.value)  # which end after all that the engines tell
+LATE = (FIRST_BYTE.value, END.value)  # which end after all that the engines tell
 ENDS = {"ok": "ok", "open": "open", "client_gone": "client gone"}  # of the stage it ended in
 
 
@@ -101,7 +103,7 @@ class Meeting(msgspec.Struct, eq=False, gc=False):
         """The answer began to leave."""
         assert self.walk is None, "it is over"
         self.first_byte = now
-        self.steps += (Stage.END, now)  # type: ignore[operator]  # a list, or nothing yet
+        self.steps += (END, now)  # type: ignore[operator]  # a list, or nothing yet
 
     def press(self) -> tuple[Stage, ...]:
         """It is over: its times are kept as numbers alone. Returns its stages."""
@@ -193,9 +195,9 @@ class Meeting(msgspec.Struct, eq=False, gc=False):
     def _said(self, number: int, stage: Stage) -> str:
         """What the gateway knew at the end of one of its stages that went well."""
         why = self.why
-        if stage is Stage.POLICY_INPUT and number == 0:
+        if stage is INPUT and number == 0:
             return f"{why.prompt_tokens} tokens" if why and why.prompt_tokens else "no tokens"
-        if stage is Stage.POLICY_INPUT and why:
+        if stage is INPUT and why:
             known = why.knowledge + (f": {why.reason}" if why.reason else "")
             return f"{why.depth_blocks} of {why.asked_blocks} blocks held, {known}"
         if stage is Stage.AVAILABILITY and why:
