@@ -108,7 +108,8 @@ def _rooms(bindings: Sequence[Binding]) -> HeaderList:
 def meeting(ask: Ask, choice: Choice, bindings: Sequence[Binding], number: int) -> Meeting:
     """The ledger's line of one attempt."""
     decode, prefill, model = choice.decode, choice.prefill, choice.holder.model
-    met, directory, sides = None, None, tuple[Target, ...]()
+    met, directory = None, None
+    sides: tuple[Target, ...] = ()
     if ask.model and ask.model != model:
         model = ask.model
     if prefill is not None:
