@@ -37,6 +37,7 @@ class Chains:
 
     def __init__(self, most_bytes: int = 0) -> None:
         self._shelf: Shelf[tuple[int, int, int], Page] = Shelf(most_bytes)
+        self._stride_blocks = PAGE_BLOCKS if most_bytes > 0 else STRIDE_BLOCKS
         self._lock = threading.Lock()
         self.blocks: Counter[str] = Counter()  # recalled | hashed
 
@@ -72,15 +73,14 @@ class Chains:
     ) -> PrefixChain:
         """As chain(), but a block is named when somebody looks at it or beyond. For one thread."""
         packed, size = pack(tokens), namespace.block_size
-        if extra or size < 1:
-            return self.chain(tokens, namespace, extra)
+        if extra or size < 1 or len(packed) <= self._stride_blocks * size * 4:
+            return self.chain(tokens, namespace, extra)  # all would be named at the first look
         blocks = Unrolled(len(packed) // (4 * size), self._pages(seed(namespace), packed, size))
         # A row like the tuple it stands for, as far as anybody asks it who does not change it.
         return PrefixChain(namespace, cast("tuple[BlockHash, ...]", blocks), len(packed) // 4)
 
     def _pages(self, parent: int, packed: memoryview, size: int) -> Iterator[list[BlockHash]]:
-        remembers = self._shelf.most_bytes > 0
-        step = (PAGE_BLOCKS if remembers else STRIDE_BLOCKS) * size * 4
+        remembers, step = self._shelf.most_bytes > 0, self._stride_blocks * size * 4
         for start in range(0, len(packed) - 4 * size + 1, step):
             page = bytes(packed[start : start + step])
             if remembers and len(page) == step:

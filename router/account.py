@@ -15,8 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import msgspec
-
 from kvplane.vocabulary import Worker
 
 from .blame import LegFailed, Side
@@ -27,14 +25,12 @@ from .target import Booking, Target
 MOST_BUSY_S = 30.0  # a worker that asks to be left alone is, for this long, while others serve
 
 
-class _Stake(msgspec.Struct, eq=False):
-    """One side's part."""
+class _Stake(Booking, eq=False):
+    """One side's part: its load, and its circuit, which is its own: a later life has another."""
 
-    side: Side
-    target: Target
-    booking: Booking
-    circuit: Breaker  # its own: that of a later life is another one
-    ticket: Ticket | None
+    circuit: Breaker | None = None
+    ticket: Ticket | None = None
+    side: Side = Side.DECODE
     what: Outcome = NEUTRAL
     told: bool = False  # success was booked already
 
@@ -52,24 +48,26 @@ class Account:
     def take(self, side: Side, target: Target, tokens: int, now: float) -> None:
         """Leave to send, and load until `release`."""
         circuit = self._breakers.of(target.worker)
+        self._fleet.load(target, tokens)
         ticket = circuit.leave or circuit.admit(now)
-        booking = self._fleet.take(target, tokens)
-        self._stakes += (_Stake(side, target, booking, circuit, ticket),)
+        self._stakes += (_Stake(target, tokens, True, True, circuit, ticket, side),)
 
     def release(self, side: Side) -> None:
         """The work of one side is over. Idempotent."""
         for stake in self._stakes:
-            if stake.side is side and stake.booking.open:
-                stake.booking.release()
+            if stake.side is side and stake.open:
+                stake.release()
 
     def began(self, now: float) -> None:
         """The answer begins to leave: what prefill had to do is done, and decode works."""
         for stake in self._stakes:
             stake.what, stake.told = SUCCESS, True
-            stake.booking.began()
+            if stake.waiting:
+                stake.began()
             self._fleet.answered(stake.target, now)
-            if stake.ticket is not None:
-                stake.circuit.book(stake.ticket, SUCCESS, now)
+            circuit, ticket = stake.circuit, stake.ticket
+            if ticket is not None and circuit is not None:
+                circuit.book(ticket, SUCCESS, now)
         if self._breakers.pairs.faults and (pair := self._pair()) is not None:
             self._breakers.pairs.succeeded(*pair)
 
@@ -101,13 +99,16 @@ class Account:
         count: Callable[[Side, Target, Outcome], None],
         opened: Callable[[Target], None],
     ) -> None:
-        """Report to both circuits; everything is counted once, on every path."""
+        """Report to both circuits; everything is counted once, on every path. Decode's load ends
+        here; prefill may be at work yet."""
         for stake in self._stakes:
-            count(stake.side, stake.target, stake.what)
-            if stake.ticket is None or (stake.told and stake.what is SUCCESS):
+            what, circuit, ticket = stake.what, stake.circuit, stake.ticket
+            count(stake.side, stake.target, what)
+            if stake.open and stake.side is Side.DECODE:
+                stake.release()
+            if ticket is None or circuit is None or (stake.told and what is SUCCESS):
                 continue
-            moved = stake.circuit.book(stake.ticket, stake.what, now)
-            if moved and not stake.circuit.closed:
+            if circuit.book(ticket, what, now) and not circuit.closed:
                 opened(stake.target)
 
     def _lay(self, side: Side, what: Outcome) -> None:

@@ -222,10 +222,11 @@ class Fleet:
         target = self.target(worker)
         if target is None:
             raise KeyError(f"worker {worker} left the fleet")
-        return self.take(target, tokens)
+        self.load(target, tokens)
+        return Booking(target, tokens, True, True)
 
-    def take(self, target: Target, tokens: int) -> Booking:
-        """The same of one that was chosen just now."""
+    def load(self, target: Target, tokens: int) -> None:
+        """Load begins on one that was chosen just now; a Booking gives it back."""
         assert tokens >= 0, "load cannot be negative"
         self._turn += 1
         target.turn = self._turn
@@ -234,7 +235,6 @@ class Fleet:
         target.waiting_requests += 1
         if target.waiting_requests == self.settings.stuck_requests:
             target.signs_seen = -1  # an older silence was not theirs
-        return Booking(target, tokens)
 
     def _find_sides(self, model: str) -> Sides:
         prefills = self.selectable(Role.PREFILL, model)

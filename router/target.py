@@ -136,13 +136,13 @@ def bootstrap_host(up: WorkerUp) -> str:
     return up.bootstrap_host or local(urlsplit(up.url).hostname or "")
 
 
-class Booking(msgspec.Struct, eq=False):
-    """Load of one leg on one target, from `Fleet.take` on. release() counts once, however often."""
+class Booking(msgspec.Struct, eq=False, gc=False):
+    """Load of one leg on one target, from `Fleet.load` on. release() counts once, however often."""
 
     target: Target
     tokens: int
-    open: bool = True
-    waiting: bool = True  # for its answer to begin
+    open: bool
+    waiting: bool  # for its answer to begin
 
     def began(self) -> None:
         """Its answer begins: it waits no more."""
