@@ -470,7 +470,7 @@ async def test_others_have_their_turn_while_a_big_snapshot_is_loaded(clock: Fake
             await asyncio.sleep(0)
             turns += 1
         assert turns > 20, "one slice is a few thousand blocks"
-        assert count(view) == 60_000 and view.size().runs == 240
+        assert count(view) == 60_000 and view.size().runs == 120
         facts = view.facts(A)
         assert facts is not None and (facts.last, facts.gaps, facts.heard) == (7, 3, 5.0)
 
@@ -481,8 +481,8 @@ async def test_a_follower_that_is_loading_stops_at_once_and_leaves_nothing(
     view = View()
     follower = Follower(Big(clock), view, clock)
     await follower.start()
-    await until(lambda: len(view._forest) > 4000)
+    await until(lambda: view._forest.blocks > 4000)
     await asyncio.wait_for(follower.stop(), 5)
     while view.sweep():
         pass
-    assert not follower.ready.is_set() and len(view._forest) == 0 and view.workers() == ()
+    assert not follower.ready.is_set() and view._forest.blocks == 0 and view.workers() == ()
