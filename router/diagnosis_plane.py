@@ -32,7 +32,7 @@ def plane(
     if not fleet.pods() and not waiting:
         yield _empty("no worker is named", "plane", STAGES[Stage.POOL][1])
     found = {up.model for up in fleet.pods()} or {one.declared.model for one in waiting}
-    for model in sorted(found):
+    for model in sorted(found - {""} or found):  # who tells no model serves all of them
         if fleet.selectable(Role.BOTH, model):
             continue
         for side in (Role.PREFILL, Role.DECODE):

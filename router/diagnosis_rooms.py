@@ -24,6 +24,7 @@ GIVEN_UP = (  # we, or the peer, ended it
     "cancelled while waiting", "its request was cancelled", "the request was cancelled",
     "the decode gave up",
 )  # fmt: skip
+MISFIT = " does not fit: "  # and which fields; a frame's own checksum may not fit either
 BIND = "its bind"  # what a prefill waits for: the decode's first word
 NOBODY = "connection refused"  # at the address that a directory told
 MISSING = (
@@ -204,7 +205,7 @@ def _meeting(meeting: Meeting, record: StageRecord, fleet: Fleet) -> tuple[Rule,
 def _rule(record: StageRecord) -> Rule:
     """Which kind of failure an engine's own words tell of."""
     stage, detail = record.stage, record.detail.lower()
-    if "does not fit" in detail:
+    if MISFIT in detail:
         return "shapes-differ"
     if "no bootstrap server" in detail:
         return "directory-away"

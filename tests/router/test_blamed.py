@@ -200,6 +200,21 @@ def test_sides_that_serve_different_models_are_told_though_all_are_well() -> Non
     ]
 
 
+def test_a_worker_that_tells_no_model_serves_all_of_them() -> None:
+    assert told(plane(PREFILL, replace(DECODE, model=""))) == []
+    assert told(plane(replace(PREFILL, model=""), replace(DECODE, model=""))) == []
+
+
+@pytest.mark.parametrize("detail", ["its own checksum does not fit", "body size does not fit"])
+def test_a_frame_that_was_damaged_is_no_difference_of_shapes(detail: str) -> None:
+    made = attempt(71, code="transfer_failed", message="m", side="decode", stage="verify")
+    made.stages = {
+        Room(71): [StageRecord(Room(71), Stage.VERIFY, "failed", 0.1, detail, "d1", 1.0)]
+    }
+    (one,) = told(plane(PREFILL, DECODE), meetings=[made])
+    assert (one.rule, one.culprit) == ("verify-failed", "p1")
+
+
 def test_where_no_ingest_lives_no_engine_is_blamed_for_events_that_nobody_hears() -> None:
     fleet = plane(PREFILL, replace(PREFILL, pod=Pod("p2")), DECODE)
     scene = Scene(
