@@ -354,7 +354,7 @@ class Ingest:
         changes: list[Change] = []
         for put, drop in life[first : last + 1]:
             rows |= {key(n): row(n) for n in put} | {key(n): None for n in drop}
-            changes.append(stored(A, *sorted(put), epoch=epoch))
+            changes += [stored(A, n, epoch=epoch) for n in sorted(put)]  # each behind its parent
             changes.append(Removed(A, epoch, Tier.GPU, tuple(map(BlockHash, sorted(drop)))))
         return Batch(A, epoch, first, last, tuple(changes), rows)
 
