@@ -50,6 +50,7 @@ class Api:
         self.keys, self.admission = Keys(self._limits), Admission(self._limits)
         self._proxy = Proxy(gateway)
         gateway.metrics.registry.register(AdmissionState(self.admission, self.keys))
+        gateway.places = self.admission.places
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """ASGI."""

@@ -66,10 +66,16 @@ async def scene(gateway: Gateway, desk: Discovered | None) -> Scene:
         meetings=meetings,
         queues=await _queues(gateway, [one.culprit for one in stuck(meetings, now)]),
         refused=tuple(ledger.refusals(MOST_REFUSED, now - RECENT_S)),
+        crowd=_crowd(gateway),
         ingest_lives=not unused and (living is None or bool(living)),
         store_down_s=0.0 if unused else gateway.loop.store_down_s(),
         store_unfit=unfit,
     )
+
+
+def _crowd(gateway: Gateway) -> tuple[int, int, int]:
+    places, queue = gateway.places, gateway.settings.admission.queue
+    return (places.running, places.waiting, queue) if places is not None else (0, 0, queue)
 
 
 async def _ports(gateway: Gateway, waiting: Iterable[Waited]) -> dict[Pod, int]:

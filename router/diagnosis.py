@@ -20,7 +20,7 @@ from kvplane.bootstrap import compatible
 from kvplane.vocabulary import Known, Pod, Shape, Worker, WorkerUp
 
 from .breaker import Breakers
-from .diagnosis_plane import ingest, plane, store
+from .diagnosis_plane import crowd, ingest, plane, store
 from .diagnosis_rooms import attempts, no_tokens
 from .diagnosis_workers import named, not_serving, workers
 from .findings import Finding, ordered
@@ -49,6 +49,7 @@ class Scene:
     meetings: Sequence[Meeting] = ()  # newest first
     refused: Sequence[Meeting] = ()  # for whom nobody was chosen, newest first
     queues: Mapping[str, str] = field(default_factory=dict)  # of stuck workers, as they say
+    crowd: tuple[int, int, int] = (0, 0, 0)  # requests under way, that wait, that may wait
     ingest_lives: bool = True
     store_down_s: float = 0.0
     store_unfit: str = ""  # why the index store may throw parts of the index away
@@ -76,6 +77,7 @@ def report(scene: Scene) -> dict[str, Any]:
 def _standing(scene: Scene) -> Iterable[Finding]:
     """What is wrong whether somebody asks or not."""
     yield from plane(scene.fleet, scene.waiting, scene.declared, scene.compatible)
+    yield from crowd(*scene.crowd)
     yield from store(scene.store_down_s, scene.store_unfit)
     yield from named(scene.fleet, scene.declared)
     yield from not_serving(scene.fleet, scene.waiting, scene.told_ports)

@@ -111,6 +111,17 @@ def _misfits(fleet: Fleet, model: str, compatible: Compatible) -> Iterable[Findi
         yield Finding(about, blocks, sentence, culprit, step, Stage.PAIR, "shapes-differ")
 
 
+def crowd(running: int, waiting: int, queue: int) -> Iterable[Finding]:
+    """As many are let in as may be, and others wait for a place."""
+    if not waiting:
+        return
+    full = waiting >= queue
+    then = "the next one is answered 429" if full else f"{queue - waiting} more may"
+    sentence = f"{running} requests are under way, as many as are let in, {waiting} wait and {then}"
+    step = "more workers; or, where these have room, more --max-concurrent-requests"
+    yield Finding("plane", full, sentence, "gateway", step, Stage.POOL, "gateway-full")
+
+
 def ingest(fleet: Fleet, lives: bool) -> Iterable[Finding]:
     """Without anybody who follows events no engine is to blame that they are not heard."""
     followed = [one for one in fleet.targets() if one.up.events and one.role is not Role.DECODE]

@@ -18,7 +18,7 @@ from .meeting import ORDER
 MOST_NAMED = 5  # rooms of one finding
 
 Rule = Literal[
-    "pool-empty", "pool-down", "wrong-role", "drained", "unhealthy", "circuit-open",
+    "gateway-full", "pool-empty", "pool-down", "wrong-role", "drained", "unhealthy", "circuit-open",
     "nobody-chosen", "no-tokens", "tokenizer-differs", "no-events", "no-ingest",
     "stream-silent", "stream-partial", "drift", "store-away", "store-evicts", "shapes-differ",
     "ranks-missing", "wrong-bootstrap-port", "directory-away", "resolve-topology-failed",

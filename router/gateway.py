@@ -40,6 +40,7 @@ from .legs import Legs
 from .legs_wire import Origin
 from .meeting import INPUT, POOL, Trail
 from .metrics import RouterMetrics
+from .places import Places
 from .prompts import Prompt, Prompts
 from .request import LONG_BYTES, Ask
 from .retry import Again, Budget, Failed, decide
@@ -98,6 +99,7 @@ class Gateway:
         )  # fmt: skip
         fleet.on_turn, fleet.on_restart = self._book_health, self._book_restart
         self.fit: Callable[[], Awaitable[None]] | None = None  # may the index store be relied on?
+        self.places: Places | None = None  # how many are let in and how many wait; the door's
         self.shared: SharedEvidence | None = None  # where other gateways' rooms can be asked for
         sent = Sending(legs, fleet, metrics, self.clock)
         self._means = Means(fleet, self.breakers, ledger, sent, self.aftermath, metrics, self.clock)

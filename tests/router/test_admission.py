@@ -222,6 +222,9 @@ async def test_requests_beyond_the_limit_wait_and_are_served() -> None:
         await asked(house, 1)
         await until(lambda: figure(house, "admission_waiting") == 2)
         assert figure(house, "admission_running") == 1
+        _, found = await house.get("/diagnosis")
+        (full,) = [one for one in found["findings"] if one["rule"] == "gateway-full"]
+        assert "1 requests are under way" in full["sentence"] and "2 wait" in full["sentence"]
         opened.set()
         assert [status for status, _, _ in await asyncio.gather(*posts)] == [200] * 3
         assert figure(house, "admission_waited_total", outcome="served") == 2

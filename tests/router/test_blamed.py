@@ -215,6 +215,18 @@ def test_a_frame_that_was_damaged_is_no_difference_of_shapes(detail: str) -> Non
     assert (one.rule, one.culprit) == ("verify-failed", "p1")
 
 
+def test_a_gateway_in_which_requests_wait_for_a_place_is_full() -> None:
+    fleet = plane(PREFILL, DECODE)
+    assert told(fleet, crowd=(512, 0, 100)) == []
+    (one,) = told(fleet, crowd=(512, 7, 100))
+    assert (one.rule, one.stage, one.culprit, one.blocks) == (
+        "gateway-full", Stage.POOL, "gateway", False,
+    )  # fmt: skip
+    assert "512 requests are under way" in one.sentence and "7 wait and 93 more may" in one.sentence
+    (one,) = told(fleet, crowd=(512, 100, 100))
+    assert one.blocks and "the next one is answered 429" in one.sentence
+
+
 def test_where_no_ingest_lives_no_engine_is_blamed_for_events_that_nobody_hears() -> None:
     fleet = plane(PREFILL, replace(PREFILL, pod=Pod("p2")), DECODE)
     scene = Scene(
