@@ -62,6 +62,8 @@ class FollowerPort(Protocol):
 class Gateway:
     """Everything a request needs, put together. A Part: stop() ends what is still collected."""
 
+    places: Places | None = None  # how many are let in and how many wait; the door's
+
     def __init__(
         self,
         view: View,
@@ -99,7 +101,6 @@ class Gateway:
         )  # fmt: skip
         fleet.on_turn, fleet.on_restart = self._book_health, self._book_restart
         self.fit: Callable[[], Awaitable[None]] | None = None  # may the index store be relied on?
-        self.places: Places | None = None  # how many are let in and how many wait; the door's
         self.shared: SharedEvidence | None = None  # where other gateways' rooms can be asked for
         sent = Sending(legs, fleet, metrics, self.clock)
         self._means = Means(fleet, self.breakers, ledger, sent, self.aftermath, metrics, self.clock)
