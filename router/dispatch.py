@@ -57,8 +57,11 @@ async def dispatch(attempt: Attempt, client: Client, headers: HeaderList) -> Non
     with the client; prefill's may still be under way then. On every other way out both are closed.
     """
     try:
-        while not _ready(attempt, client):
-            await client.bell.wait()
+        while True:
+            if not client.gone:
+                await client.bell.wait()  # rung already where there was news
+            if _ready(attempt, client):
+                break
         await _answer(attempt, client, headers)
     except Refusal as refusal:
         attempt.give_up(Side.DECODE if refusal.side is Side.PREFILL else Side.PREFILL)

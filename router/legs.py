@@ -25,7 +25,7 @@ from .legs_errors import LegError, PoolFull, Refused, TlsFailed
 from .legs_exchange import Bell, Exchange, Rung
 from .legs_heads import Heads
 from .legs_settings import LegSettings
-from .legs_wire import Headers, Origin, request_head
+from .legs_wire import Headers, Origin, header_lines, request_line
 
 LESSON_LEAST_S = 0.1  # an engine that closes sooner than this is ending, not tidying up
 # No file or memory for a socket here: no word about the engine.
@@ -133,9 +133,11 @@ class Legs:
         """
         if self.credentials.known:
             headers = self.credentials.signed(origin, headers)
-        head, now = request_head(method, origin, target, headers, len(body)), self._now()
-        bell = bell or Bell()
-        limits = self._settings
+        if not isinstance(headers, bytes):
+            headers = header_lines(headers)
+        length = b"content-length: %d\r\n" % len(body) if body or method != "GET" else b""
+        head = b"%b%b%b\r\n" % (request_line(method, origin, target), headers, length)
+        now, limits, bell = self._now(), self._settings, bell or Bell()
         exchange = Exchange(origin, head, body, limits, bell, patient, calm, slow, now, now, now)
         engine = self._engines.get(origin)
         if engine is None:

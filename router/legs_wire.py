@@ -62,21 +62,6 @@ class Origin(msgspec.Struct, frozen=True, cache_hash=True):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-def request_head(
-    method: str, origin: Origin, target: str, headers: Headers | bytes, length: int
-) -> bytes:
-    """Head of one request, ready to be sent. Raises ValueError for anything that could split it.
-
-    `headers` as bytes: lines that `header_lines` made, for a request that leaves twice.
-    """
-    if not isinstance(headers, bytes):
-        headers = header_lines(headers)
-    first = request_line(method, origin, target)
-    if length or method != "GET":
-        return b"%b%bcontent-length: %d\r\n\r\n" % (first, headers, length)
-    return b"%b%b\r\n" % (first, headers)
-
-
 @lru_cache(maxsize=4096)  # the same few routes of the same few engines, over and over
 def request_line(method: str, origin: Origin, target: str) -> bytes:
     """The first line and the host. Raises ValueError for what could split the request."""

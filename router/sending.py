@@ -53,37 +53,32 @@ UNSENT = LegSettings()  # of a leg that waits for prefill: no deadline runs
 def bind(ask: Ask, choice: Choice) -> list[Binding]:
     """A room for each prompt and sample, the first congruent to the prefill's dp rank: all, unless
     the engine counts on from it."""
-    prefill, decode = choice.prefill, choice.decode
+    prefill, decode, bindings = choice.prefill, choice.decode, list[Binding]()
     if prefill is None:
-        return []
+        return bindings
+    how, size = HANDOFFS[prefill.way], prefill.up.dp_size
     host, port = prefill.bootstrap_host, prefill.up.bootstrap_port or BOOTSTRAP_PORT
-    return [
-        Binding(
-            room,
-            prefill.worker,
-            decode.worker,
-            BootstrapTriple(host, port, room),
-            choice.prefill_epoch,
-            choice.decode_epoch,
+    first, second = prefill.worker, decode.worker
+    rooms: Sequence[Room] = (mint(DICE.bits63, first.dp_rank, size),)
+    if (count := how.rooms(ask)) != 1:
+        rooms = _rooms(count, how.counted and not ask.batched, first.dp_rank, size)
+    for room in rooms:
+        triple = BootstrapTriple(host, port, room)
+        bindings.append(
+            Binding(room, first, second, triple, choice.prefill_epoch, choice.decode_epoch)
         )
-        for room in _rooms(HANDOFFS[prefill.way], ask, prefill)
-    ]
+    return bindings
 
 
-def _rooms(how: Handoff, ask: Ask, prefill: Target) -> Sequence[Room]:
-    count, rank, size = how.rooms(ask), prefill.worker.dp_rank, prefill.up.dp_size
+def _rooms(count: int, in_a_row: bool, rank: int, size: int) -> Sequence[Room]:
     rooms: dict[Room, None] = {}
-    while True:
+    while len(rooms) < count:
         room = mint(DICE.bits63, rank, size)
-        if count == 1:
-            return (room,)
-        if how.counted and not ask.batched:
-            if room + count <= MAX_ROOM:
-                return [Room(room + at) for at in range(count)]
-        else:
+        if not in_a_row:
             rooms[room] = None
-            if len(rooms) == count:
-                return list(rooms)
+        elif room + count <= MAX_ROOM:
+            return [Room(room + at) for at in range(count)]
+    return list(rooms)
 
 
 class Sent(msgspec.Struct, eq=False):

@@ -28,16 +28,16 @@ def splice(
     `body` is `raw` decoded: it tells by its decoded keys whether anything must go, so that
     escapes in a name hide nothing. All doubles of a dropped name go.
     """
-    left = len(body)
+    empty = not body
     if drop is not None and (dropped := [name for name in body if drop(name)]):
         without = _without if len(raw) <= LONG_BYTES else _rebuilt
         raw = without(raw, frozenset(dropped))
-        left -= len(dropped)
+        empty = len(body) == len(dropped)
     if not add:
         return raw
     end = raw.rindex(b"}")
     begin = raw[:end] if end < LONG_BYTES else memoryview(raw)[:end]  # copied once, below
-    return b"".join((begin, b"," if left else b"", add, raw[end:]))
+    return b"".join((begin, b"" if empty else b",", add, raw[end:]))
 
 
 def _without(raw: bytes, dropped: frozenset[str]) -> bytes:

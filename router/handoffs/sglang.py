@@ -27,6 +27,7 @@ from .sglang_samples import Members, refusal, replaced, unrolled
 # Streams of OpenAI routes tell usage only when asked to. Nobody but us reads prefill's stream, and
 # its cached tokens are what the index's foresight is judged by.
 OPTIONS = "stream_options"
+CHAT = "/v1/chat/completions"  # whose log-probabilities are all decode's
 USAGE = b'"stream_options":{"include_usage":true}'
 NO_RANKS = b"", b""
 
@@ -67,7 +68,8 @@ class Sglang:
             prefill = splice(ask.raw, ask.body, drop, b"%b%b,%b" % (ours, to_prefill, USAGE))
         elif to_prefill != to_decode:
             prefill = splice(ask.raw, ask.body, drop, ours + to_prefill)
-        return Bodies(prefill, decode, (), (), None, None, None, needed(ask), rids)
+        merge = ask.path != CHAT and needed(ask)
+        return Bodies(prefill, decode, (), (), None, None, None, merge, rids)
 
     def _samples(self, ask: Ask) -> Members:
         """Members that take the place of the client's, so that each sample is a prompt."""
