@@ -51,6 +51,10 @@ async def test_a_text_has_the_same_tokens_at_both_doors(
 class Elsewhere:
     """An engine that tells tokens."""
 
+    def tells(self, model: str) -> bool:
+        """It is always of use to ask."""
+        return True
+
     async def tokenise(self, found: Plan, body: dict[str, Any], model: str) -> Result:
         return ([ord(model[0]), 8],), None
 
