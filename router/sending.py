@@ -127,16 +127,22 @@ class Sending:
         if self._ending:
             await self._free(bodies.rids)
         lines = b"x-request-id: %b\r\n%b" % (ask.request_id.encode(), shared_lines(ask))
+        first: Exchange | None = None
+        if prefill is not None and bodies.prefill is not None:  # it has to work before decode can
+            more, body = bodies.prefill_headers, bodies.prefill
+            first = self._leg(ask, prefill, lines, more, body, bell, True)
         if bodies.decode is None:
-            first = Exchange(Origin.parse(decode.url), b"", b"", UNSENT, bell)
+            second = Exchange(Origin.parse(decode.url), b"", b"", UNSENT, bell)
         else:
-            first = self._leg(ask, decode, lines, bodies.decode_headers, bodies.decode, bell)
-        attempt = Attempt(first, decode.name)
+            second = self._leg(ask, decode, lines, bodies.decode_headers, bodies.decode, bell)
+        attempt = Attempt(second, decode.name, first, "" if prefill is None else prefill.name)
         sent = Sent(self, ask, prefill, decode, bodies, lines, choice.prompt_tokens, attempt)
-        if bodies.rids or bodies.prefill is not None:
+        if bodies.rids or first is not None:
             attempt.on_given_up = sent.given_up
-        if prefill is not None and bodies.prefill is not None:
-            self._prefill(sent, prefill, bodies.prefill)
+        if first is not None:
+            first.bell = attempt
+            if bodies.merge or bodies.then or bodies.clean_up or bodies.ignored:
+                self._keep(sent)
         return sent
 
     def ended(self, sent: Sent) -> str:
@@ -195,13 +201,6 @@ class Sending:
         origin, plain = Origin.parse(target.url), not ask.stream
         calm = plain or unseen
         return self._legs.begin(origin, ask.path, lines, body, bell, "POST", plain, calm, unseen)
-
-    def _prefill(self, sent: Sent, target: Target, body: bytes) -> None:
-        attempt, bodies, more = sent.attempt, sent.bodies, sent.bodies.prefill_headers
-        attempt.prefill = self._leg(sent.ask, target, sent.lines, more, body, attempt, True)
-        attempt.prefill_worker = target.name
-        if bodies.merge or bodies.then or bodies.clean_up or bodies.ignored:
-            self._keep(sent)
 
     def _keep(self, sent: Sent) -> None:
         """What prefill answers is needed."""
