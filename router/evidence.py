@@ -60,12 +60,13 @@ class Ledger:
     ) -> Meeting:
         """A meeting begins, or began with its trail; the oldest that are over make place."""
         self._begin(meeting, trail, self._clock.now() if now is None else now)
-        self._ring.append(meeting)
-        self._weight += len(meeting.rooms) or 1
-        for room in meeting.rooms:
+        rooms, ring = meeting.rooms, self._ring
+        ring.append(meeting)
+        self._weight += len(rooms) or 1
+        for room in rooms:
             self._by_room[room] = meeting
-        while self._weight > self._most and len(self._ring) > 1:
-            self._drop(self._ring.popleft())
+        while self._weight > self._most and len(ring) > 1:
+            self._drop(ring.popleft())
         return meeting
 
     def refuse(self, meeting: Meeting, trail: Trail, error: GatewayError) -> None:
@@ -82,10 +83,10 @@ class Ledger:
         self.close(meeting, outcome, error.shape()["error"])
 
     def _begin(self, meeting: Meeting, trail: Trail | None, now: float) -> None:
-        meeting.begun = now
-        if trail is not None and trail.steps:
-            meeting.steps, meeting.begun = trail.steps, trail.steps[1]
-        meeting.opened_at = self._clock.wall() - (now - meeting.begun)
+        begun = now
+        if trail is not None and (steps := trail.steps):
+            meeting.steps, begun = steps, steps[1]
+        meeting.begun, meeting.opened_at = begun, self._clock.wall() - now + begun
         known = self._by_request.setdefault(meeting.request_id, meeting)
         if known is not meeting:
             self._again(known, meeting)

@@ -172,10 +172,8 @@ def _why(choice: Choice) -> Why:
 
 def _traceparent(ask: Ask) -> str:
     """As the client sent it, where it sent one that could be meant."""
-    for name, value in ask.headers:
-        if name == b"traceparent" and len(value) <= TRACEPARENT_BYTES:
-            return value.decode("latin-1")
-    return ""
+    value = dict(reversed(ask.headers)).get(b"traceparent", b"")  # the first of a name counts
+    return value.decode("latin-1") if len(value) <= TRACEPARENT_BYTES else ""
 
 
 def _one_line(text: str) -> str:

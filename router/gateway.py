@@ -121,7 +121,9 @@ class Gateway:
         settings, clock = self.settings, self.clock.now
         trail, begun = Trail(clock), clock()
         trail.steps += (INPUT, begun)
-        prompt = await self._tokens(ask)
+        prompt = self._tokens(ask)
+        if not isinstance(prompt, Prompt):
+            prompt = await prompt
         now = clock()
         self.metrics.tokenise_s.observe(now - begun)
         deadline = now + settings.request_timeout_s
@@ -152,20 +154,28 @@ class Gateway:
 
     async def weigh(self, ask: Ask) -> tuple[Prompt, Weighed]:
         """Whom this request would be given to now; nothing is sent or taken for it."""
-        prompt = await self._tokens(ask)
+        prompt = self._tokens(ask)
+        if not isinstance(prompt, Prompt):
+            prompt = await prompt
         return prompt, self._chooser.weigh(ask, prompt, self.clock.now())
 
     # -- in order of use
 
-    async def _tokens(self, ask: Ask) -> Prompt:
+    def _tokens(self, ask: Ask) -> Prompt | Awaitable[Prompt]:
+        """At once where nobody has to be asked."""
         model, most = self.fleet.asked_for(ask.model)
         long = len(ask.raw) > LONG_BYTES
         chars = most * facts.CHARS_PER_TOKEN
         prompt = self._prompts.look(ask.path, ask.body, model, chars, long)
         if not isinstance(prompt, Prompt):
-            prompt = await prompt
+            return self._awaited(ask, prompt, most)
         if most:
             facts.check_length(ask, prompt, most)  # before anybody hashes it
+        return prompt
+
+    async def _awaited(self, ask: Ask, asked: Awaitable[Prompt], most: int) -> Prompt:
+        prompt = await asked
+        facts.check_length(ask, prompt, most)
         return prompt
 
     def _choose(
