@@ -1,9 +1,9 @@
 """Leg connection: bytes of one kept-alive socket -> head, body and end of one exchange at a time.
 
-Edge: an asyncio Protocol around httptools' parser, which an answer that is here whole behind a head
-of legs_heads.py does without. legs.py makes and keeps these; legs_exchange.py receives what is
-parsed. Open it to change what counts as a valid answer or when
-a connection may be used again. A connection never sends a request twice.
+Edge: an asyncio Protocol around httptools' parser; an answer that came whole behind a head that
+legs_heads.py knows does without. legs.py makes and keeps these; legs_exchange.py receives what is
+read. Open it to change what counts as a valid answer or when a connection may be used again. A
+connection never sends a request twice.
 
     idle -> send -> head -> body -> end of message -> (feed returned, nothing left over) -> idle
 """
@@ -21,6 +21,7 @@ from .legs_exchange import Exchange
 from .legs_heads import NONE, Heads, Pairs, read
 from .legs_settings import LegSettings
 
+BRISK_READS = 3  # of an answer that nobody looks at, without a pause: most end with these
 MOST_BREATH_S = 0.16  # between two reads of an answer that nobody looks at; the first is shorter
 SLACK = 8192  # bytes of status lines and 1xx heads, on top of the cap of the head itself
 
@@ -148,7 +149,7 @@ class Connection(asyncio.Protocol):
         self._head = NONE
         self._head_bytes = self._lines = self._silent_bytes = self._informational = 0
         self._in_body = self._ended = self._glued = self._until_close = False
-        self._breath_s = self._settings.breath_s
+        self._breath_s, self._reads = self._settings.breath_s, 0
         exchange.phase = Phase.HEAD
         self.data_received(data)
         if self._in_body:
@@ -167,7 +168,9 @@ class Connection(asyncio.Protocol):
         elif self._silent_bytes > most:
             self._fail(Malformed, f"{self._silent_bytes} bytes of framing without an end")
         elif exchange.slow and not exchange.paused:
-            self._breathe()
+            self._reads += 1
+            if self._reads > BRISK_READS:
+                self._breathe()
 
     def _breathe(self) -> None:
         """Nobody looks at this answer before it is whole: it is read a few times, not a hundred."""

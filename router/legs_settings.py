@@ -21,7 +21,7 @@ class LegSettings:
     expire_s: float = 4.0  # idle connections: below uvicorn's 5 s, so that we let go first
     lesson_s: float = 300.0  # an engine that closed idle connections sooner is believed this long
     sweep_s: float = 0.25  # grain of all deadlines; one sweeper, no timer per request
-    breath_s: float = 0.01  # between two reads of an answer that nobody looks at before it is whole
+    breath_s: float = 0.01  # before more of an answer that nobody looks at is read; then longer
     pause_bytes: int = 256 * 1024  # stop reading the engine while the client holds back this much
     head_bytes: int = 64 * 1024  # names and values of one head; longest silent stretch of framing
     head_lines: int = 128  # headers and trailers of one answer

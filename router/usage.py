@@ -39,6 +39,7 @@ class _Answer(msgspec.Struct, gc=False):
 
     usage: _Usage | None = None
     meta_info: _Details | None = None
+    error: msgspec.Raw | None = None
 
 
 _PLAIN = msgspec.json.Decoder(_Answer)
@@ -49,9 +50,11 @@ class Usage(msgspec.Struct):
 
     _data: bytes | bytearray = b""
     _cut: bool = False
+    _read: _Answer | None = None  # of all that came, where it was looked at
 
     def feed(self, data: bytes) -> None:
         """More of the answer."""
+        self._read = None
         if not self._data:
             self._data = data  # most come whole
         else:
@@ -63,20 +66,15 @@ class Usage(msgspec.Struct):
 
     def cached_tokens(self) -> int | None:
         """Summed over the prompts of a list; None where the engine did not say."""
+        if (told := self._plain()) is not None:
+            details = None if told.usage is None else told.usage.prompt_tokens_details
+            for place in (details, told.meta_info):
+                count = None if place is None else place.cached_tokens
+                if count is not None and 0 <= count < MOST_TOKENS:
+                    return count
+            return None
         if NAME not in self._data:
             return None
-        if self._data[:1] == b"{" and not self._cut:  # most are one object
-            try:
-                told = _PLAIN.decode(self._data)
-            except (msgspec.DecodeError, RecursionError):
-                pass  # looked at in all its places below
-            else:
-                details = None if told.usage is None else told.usage.prompt_tokens_details
-                for place in (details, told.meta_info):
-                    count = None if place is None else place.cached_tokens
-                    if count is not None and 0 <= count < MOST_TOKENS:
-                        return count
-                return None
         texts = [text for text in self._texts() if NAME in text]
         for event in _decoded(reversed(texts[-MOST_LOOKED:])):
             if (count := _cached(event)) is not None:
@@ -85,7 +83,8 @@ class Usage(msgspec.Struct):
 
     def error(self) -> tuple[str, str | None] | None:
         """Message and stage of an error event inside a 200 answer."""
-        if b'"error"' not in self._data:
+        plain = self._plain()
+        if (plain is not None and plain.error is None) or b'"error"' not in self._data:
             return None
         for event in _decoded(self._texts()):
             error = event.get("error") if isinstance(event, dict) else None
@@ -96,6 +95,16 @@ class Usage(msgspec.Struct):
             if error:
                 return str(error)[:300], None
         return None
+
+    def _plain(self) -> _Answer | None:
+        """All of it, where it is one object as engines make it: most are. Else the looks below tell
+        what is in it."""
+        if self._read is None and not self._cut and self._data[:1] == b"{":
+            try:
+                self._read = _PLAIN.decode(self._data)
+            except (msgspec.DecodeError, RecursionError):
+                return None
+        return self._read
 
     def _texts(self) -> list[bytes]:
         """Each event, not decoded yet."""

@@ -14,8 +14,9 @@ import h11
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from kit.wait import until
 
-from kvplane.router.legs_connection import Connection
+from kvplane.router.legs_connection import BRISK_READS, Connection
 from kvplane.router.legs_errors import Cut, LegError, Malformed
 from kvplane.router.legs_exchange import Bell, Exchange
 from kvplane.router.legs_heads import MOST_HEADS, Heads
@@ -340,3 +341,42 @@ def test_what_an_engine_calls_hop_by_hop_and_our_own_names_stay_behind() -> None
         (b"transfer-encoding", b"chunked"), (b"x-request-id", b"theirs"), (b"x-real", b"1"),
     ]  # fmt: skip
     assert passed_back(told) == [(b"x-real", b"1")]
+
+
+class Breathing(Wire):
+    """Counts how often it was asked to wait."""
+
+    def __init__(self) -> None:
+        self.pauses = self.resumes = 0
+
+    def pause_reading(self) -> None:
+        self.pauses += 1
+
+    def resume_reading(self) -> None:
+        self.resumes += 1
+
+
+async def test_an_answer_nobody_looks_at_is_read_at_once_where_it_is_short_and_else_seldom() -> (
+    None
+):
+    settings = LegSettings(breath_s=0.001)
+    connection = Connection(settings, lambda: 0.0, lambda _: None, lambda _: None)
+    wire = Breathing()
+    connection.connection_made(cast(asyncio.Transport, wire))
+    leg = Exchange(Origin("h", 1), b"", b"", settings, Bell(), calm=True, slow=True)
+    connection.send(leg, 0.0)
+    connection.data_received(CHUNKED)
+    for _ in range(BRISK_READS - 1):
+        connection.data_received(b"1\r\na\r\n")
+    assert wire.pauses == 0
+    for count in range(1, 4):
+        connection.data_received(b"1\r\na\r\n")
+        assert (wire.pauses, wire.resumes) == (count, count - 1)
+        await until(lambda count=count: wire.resumes == count)  # type: ignore[misc]
+    connection.data_received(b"1\r\na\r\n")
+    leg.hurry()
+    assert wire.resumes == 4 and not leg.over
+    connection.data_received(b"1\r\na\r\n")
+    assert wire.pauses == 4, "somebody waits for its end"
+    connection.data_received(b"0\r\n\r\n")
+    assert leg.complete and leg.take() == b"a" * (BRISK_READS + 4)

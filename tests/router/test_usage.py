@@ -39,6 +39,27 @@ def test_cached_tokens_are_found_however_the_answer_was_cut(data: bytes, count: 
         assert usage.cached_tokens() == count
 
 
+@pytest.mark.parametrize(
+    ("data", "said"),
+    [
+        (OPENAI % 48, None),
+        (b'{"error":null}', None),
+        (b'{"text":"\\"error\\""}', None),
+        (b'{"error":"no","usage":7}', ("no", None)),
+        (b'{"error":{"message":"no","stage":"verify"}}', ("no", "verify")),
+        (b'{"usage":{"prompt_tokens_details":7},"error":{"message":"no"}}', ("no", None)),
+        (b'{"error":{"message":"no"}', None),
+    ],
+)
+def test_an_error_in_a_plain_answer_is_told(data: bytes, said: object) -> None:
+    for step in (1, 1000):
+        usage = Usage()
+        for at in range(0, len(data), step):
+            usage.error()  # may be asked before it is whole
+            usage.feed(data[at : at + step])
+        assert usage.error() == said
+
+
 def test_a_long_stream_keeps_its_end() -> None:
     usage = Usage()
     for _ in range(100):
