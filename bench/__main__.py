@@ -13,6 +13,7 @@ from bench import (
     conversation,
     directory,
     exact,
+    gateway,
     hashing,
     index,
     lag,
@@ -36,6 +37,7 @@ ROWS: dict[str, Callable[[], Iterable[Line]]] = {
     "transfer": transfer.rows,
     "redis": redis.rows,
     "service": service.rows,
+    "gateway": gateway.rows,
 }
 LONG: dict[str, Callable[[], Iterable[Line]]] = {  # minutes, and 1 GB of memory
     "memory-5m": memory.big,

@@ -15,7 +15,7 @@ import uvloop
 from kvplane.doors import Metrics, Server, Switchboard, new_registry
 from kvplane.events import EventsMetrics, Subscriptions
 from kvplane.index import Follower, IndexMetrics, MemoryStore, View, index_app
-from kvplane.runtime import SystemClock, running
+from kvplane.runtime import SystemClock, running, spare_garbage_looks
 from kvplane.vocabulary import Pod, Role, WorkerUp
 
 
@@ -33,12 +33,15 @@ async def serve(port: int, endpoints: list[str]) -> None:
     door = Switchboard({"/metrics": Metrics(registry), "/index": app, "": app})
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    async with running([follower, subscriptions, Server(door, "127.0.0.1", port, "index")]):
+    direct = {b"/rank": app.desk.direct}  # as the command has it
+    server = Server(door, "127.0.0.1", port, "index", direct=direct)
+    async with running([follower, subscriptions, server]):
         for up in ups:
             await subscriptions.up(up)
         await stop.wait()
 
 
 if __name__ == "__main__":
+    spare_garbage_looks()  # as the command does
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(serve(int(sys.argv[1]), sys.argv[2:]))
