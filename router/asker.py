@@ -70,6 +70,15 @@ class AsgiClient:
             await self._send({"type": "http.response.start", "status": status, "headers": headers})
         await self._send({"type": "http.response.body", "body": data, "more_body": more})
 
+    def answer(self, status: int, headers: HeaderList, data: bytes) -> bool:
+        """All of an answer, now; False where it has to be waited for."""
+        if self._cycle is None or not self._cycle.answer(status, headers, data, False):
+            return False
+        self.status = status
+        if self.on_first is not None:
+            self.on_first()
+        return True
+
     def put(self, data: bytes) -> bool:
         """A part of a stream that began, now; False where it has to be waited for."""
         return self._cycle is not None and self._cycle.put(data)

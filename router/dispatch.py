@@ -47,7 +47,9 @@ class Client(Protocol):
 
     async def start(self, status: int, headers: HeaderList) -> None: ...
     async def write(self, data: bytes, more: bool) -> None: ...
-    def put(self, data: bytes) -> bool: ...  # a part at once; False where it must be waited for
+    # All of an answer, or a part of one, at once; False where it must be waited for.
+    def answer(self, status: int, headers: HeaderList, data: bytes) -> bool: ...
+    def put(self, data: bytes) -> bool: ...
 
 
 async def dispatch(attempt: Attempt, client: Client, headers: HeaderList) -> None:
@@ -88,9 +90,18 @@ async def _answer(attempt: Attempt, client: Client, headers: HeaderList) -> None
     if merge is not None and not decode.stream:
         await _merged(attempt, client, headers)
         return
-    await client.start(decode.status, _begun(attempt, headers))
     passes: Callable[[bytes], bool] | None = None
     listens = attempt.prefill is None or attempt.decode_usage is not None
+    theirs = _begun(attempt, headers)
+    if decode.complete and merge is None:  # most plain answers are here whole
+        data = decode.take()
+        if listens:
+            _listen(attempt, data)
+        if not client.answer(decode.status, theirs, data):
+            await client.start(decode.status, theirs)
+            await client.write(data, more=False)
+        return
+    await client.start(decode.status, theirs)
     while True:
         data = decode.take()
         last = decode.complete

@@ -52,6 +52,13 @@ class Asker:
     drains: bool = False  # takes parts at once
     taken: int = 0  # parts that were
 
+    def answer(self, status: int, headers: list[tuple[bytes, bytes]], data: bytes) -> bool:
+        if not self.drains:
+            return False
+        assert not self.status and not self.ended
+        self.status, self.headers, self.body, self.ended = status, dict(headers), data, True
+        return True
+
     def put(self, data: bytes) -> bool:
         if not self.drains:
             return False
@@ -174,6 +181,16 @@ async def test_parts_pass_at_once_and_in_order_where_the_client_drains() -> None
         await s.run()
         assert s.asker.body == b"".join(parts)
         assert s.asker.ended and s.asker.taken > 20
+
+
+@pytest.mark.parametrize("drains", [True, False])
+async def test_a_plain_answer_that_is_whole_leaves_at_once_or_is_waited_for(drains: bool) -> None:
+    async with stage(replies(PREFILLED), replies(answer(b'{"a":1}'))) as s:
+        s.asker.drains = drains
+        await s.run()
+        assert (s.asker.status, s.asker.body, s.asker.ended) == (200, b'{"a":1}', True)
+        assert s.asker.headers[b"content-length"] == b"7"
+        assert s.asker.headers[OWN[0][0]] == OWN[0][1]
 
 
 @pytest.mark.parametrize("news", ["prefill breaks", "prefill refuses", "the client left"])
