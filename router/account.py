@@ -28,9 +28,9 @@ MOST_BUSY_S = 30.0  # a worker that asks to be left alone is, for this long, whi
 class _Stake(Booking, eq=False):
     """One side's part: its load, and its circuit, which is its own: a later life has another."""
 
-    circuit: Breaker | None = None
-    ticket: Ticket | None = None
-    side: Side = Side.DECODE
+    circuit: Breaker
+    ticket: Ticket | None
+    side: Side
     what: Outcome = NEUTRAL
     told: bool = False  # success was booked already
 
@@ -65,9 +65,8 @@ class Account:
             if stake.waiting:
                 stake.began()
             self._fleet.answered(stake.target, now)
-            circuit, ticket = stake.circuit, stake.ticket
-            if ticket is not None and circuit is not None:
-                circuit.book(ticket, SUCCESS, now)
+            if (ticket := stake.ticket) is not None:
+                stake.circuit.book(ticket, SUCCESS, now)
         if self._breakers.pairs.faults and (pair := self._pair()) is not None:
             self._breakers.pairs.succeeded(*pair)
 
@@ -102,13 +101,13 @@ class Account:
         """Report to both circuits; everything is counted once, on every path. Decode's load ends
         here; prefill may be at work yet."""
         for stake in self._stakes:
-            what, circuit, ticket = stake.what, stake.circuit, stake.ticket
+            what, ticket = stake.what, stake.ticket
             count(stake.side, stake.target, what)
             if stake.open and stake.side is Side.DECODE:
                 stake.release()
-            if ticket is None or circuit is None or (stake.told and what is SUCCESS):
+            if ticket is None or (stake.told and what is SUCCESS):
                 continue
-            if circuit.book(ticket, what, now) and not circuit.closed:
+            if stake.circuit.book(ticket, what, now) and not stake.circuit.closed:
                 opened(stake.target)
 
     def _lay(self, side: Side, what: Outcome) -> None:

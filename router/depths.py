@@ -24,7 +24,7 @@ MOST_RANKED = 64  # prompts of a list that are ranked; more change no choice and
 NOTHING = Depth()
 
 
-class Ranked(msgspec.Struct, frozen=True):
+class Ranked(msgspec.Struct, frozen=True, gc=False):
     """What the index says of the prompts, and how it was asked."""
 
     candidates: int  # targets that were ranked

@@ -20,7 +20,7 @@ from .policies.base import Candidate
 Compatible = Callable[[Shape, Shape], Sequence[str]]  # differing fields; empty = they fit
 
 
-class Pair(msgspec.Struct, frozen=True):
+class Pair(msgspec.Struct, frozen=True, gc=False):
     """These two meet."""
 
     prefill: Candidate

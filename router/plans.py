@@ -56,7 +56,7 @@ SELDOM = UNSEEN.union(
 )
 
 
-class Prompt(msgspec.Struct, frozen=True):
+class Prompt(msgspec.Struct, frozen=True, gc=False):
     """All prompts of one request. `tokens` is None where a reason says why."""
 
     tokens: tuple[Sequence[int], ...] | None  # packed, where they were tokenised here
@@ -90,7 +90,7 @@ class BadPrompt(GatewayError):
         super().__init__("invalid_request", f"'{field}' is {shown}: must be {want}", field)
 
 
-class Plan(msgspec.Struct, frozen=True):
+class Plan(msgspec.Struct, frozen=True, gc=False):
     """What is to be tokenised: exactly one of ids, texts, messages or a reason."""
 
     ids: tuple[list[int], ...] | None = None

@@ -33,7 +33,7 @@ Key = tuple[str, tuple[str, ...], bytes]
 SHARE = 8  # of what may be remembered, for short prompts as a whole
 
 
-class Asked(msgspec.Struct, eq=False):
+class Asked(msgspec.Struct, eq=False, gc=False):
     """A question for ids."""
 
     folder: str

@@ -20,7 +20,7 @@ import msgspec
 from ..target import Target
 
 
-class Candidate(msgspec.Struct, frozen=True):
+class Candidate(msgspec.Struct, frozen=True, gc=False):
     """A target with what it holds of this prompt."""
 
     target: Target
@@ -34,7 +34,7 @@ def half() -> float:
     return 0.5
 
 
-class Need(msgspec.Struct, frozen=True):
+class Need(msgspec.Struct, frozen=True, gc=False):
     """What is asked for, and the chance a policy may use."""
 
     prompt_tokens: int = 0  # all prompts of the request together; 0 = not known
