@@ -9,6 +9,7 @@ Open it to change how bits become names, or what caps a depth.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from itertools import compress
 
 from kvplane.vocabulary import Worker
 
@@ -17,7 +18,7 @@ from .runs import ordinals
 from .windows import usable
 
 MOST_NAMED = 4096  # bitmaps whose workers are remembered; a few hundred bytes each
-MOST_PIECES = 65_536  # and bytes of bitmaps
+_BITS = bytes.maketrans(b"01", b"\0\1")
 
 
 class Owners:
@@ -29,7 +30,7 @@ class Owners:
         self.lower = False  # somebody holds, or held, blocks below GPU memory
         self._facts: dict[int, Facts] = {}
         self._named: dict[int, tuple[Worker, ...]] = {}
-        self._pieces: dict[tuple[int, int], tuple[Worker, ...]] = {}  # of eight ordinals each
+        self._workers: list[Worker | None] = []  # by ordinal
 
     def __getitem__(self, ordinal: int) -> Facts:
         return self._facts[ordinal]
@@ -41,18 +42,20 @@ class Owners:
         """It is this worker's from now on."""
         self._facts[ordinal] = facts
         self.all |= 1 << ordinal
+        self._workers += [None] * (ordinal + 1 - len(self._workers))
+        self._workers[ordinal] = facts.worker
 
     def drop(self, ordinal: int) -> None:
         """It is nobody's any more."""
         del self._facts[ordinal]
         self.all &= ~(1 << ordinal)
+        self._workers[ordinal] = None
         self._named.clear()
-        self._pieces.clear()
 
     def join(self, other: Owners) -> None:
         """Take over those of another view of the same forest."""
-        self._facts |= other._facts
-        self.all |= other.all
+        for ordinal, facts in other._facts.items():
+            self.add(ordinal, facts)
         self.hybrid, self.lower = self.hybrid or other.hybrid, self.lower or other.lower
 
     def mask(
@@ -74,24 +77,10 @@ class Owners:
         """Workers of a bitmap; often the same tuple again for the same bitmap."""
         found = self._named.get(mask)
         if found is None:
-            if len(self._named) >= MOST_NAMED or len(self._pieces) >= MOST_PIECES:
+            if len(self._named) >= MOST_NAMED:
                 self._named.clear()
-                self._pieces.clear()
-            found = self._named[mask] = self._joined(mask)
-        return found
-
-    def _joined(self, mask: int) -> tuple[Worker, ...]:
-        """Two bitmaps mostly differ in a byte or two, so the names of most were put together."""
-        if not mask & (mask - 1):
-            return (self._facts[mask.bit_length() - 1].worker,)
-        found: tuple[Worker, ...] = ()
-        for place in enumerate(mask.to_bytes((mask.bit_length() + 7) // 8, "little")):
-            piece = self._pieces.get(place)
-            if piece is None:
-                first, byte = 8 * place[0], place[1]
-                some = [self._facts[first + at].worker for at in ordinals(byte)]
-                piece = self._pieces[place] = tuple(some)
-            found += piece
+            bits = f"{mask:b}"[::-1].encode().translate(_BITS)
+            found = self._named[mask] = tuple(compress(self._workers, bits))  # type: ignore[arg-type]
         return found
 
     def reached(self, found: Sequence[tuple[int, int]], blocks: Sequence[int]) -> dict[Worker, int]:

@@ -654,3 +654,28 @@ def test_memory_is_flat_over_rounds_and_an_empty_view_is_empty(
     finally:
         tracemalloc.stop()
     assert max(used[6:]) - min(used[3:]) < 50_000, used  # a round is a quarter of a megabyte
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_what_contradicts_itself_breaks_nothing(seed: int) -> None:
+    """Blocks of two parents, of none, twice in a row: no engine's tokens can mean that."""
+    view, chance = View(), Random(seed)
+    few = [BlockHash(n) for n in (*range(12), *range(2**64 - 4, 2**64))]
+    for _ in range(1500):
+        worker, tier = chance.choice(WORKERS), chance.choice(TIERS)
+        some = tuple(chance.choices(few, k=chance.randint(1, 7)))
+        what = chance.random()
+        if what < 0.55:
+            parent = chance.choice((None, *few))
+            view.apply(Stored(worker, Epoch(1), tier, parent, some, 16))
+        elif what < 0.95:
+            view.apply(Removed(worker, Epoch(1), tier, some))
+        else:
+            view.apply(Cleared(worker, Epoch(1), ClearReason.ENGINE, chance.choice((None, tier))))
+        assert all(0 <= depth <= len(some) for depth in view.prefixes(some).values())
+        assert view.holders(some[0]) is not None and view.size().blocks >= 0
+    view.drop()
+    while view.sweep():
+        pass
+    view.apply(stored(A, FIVE))
+    assert depth(view, A) == 5
