@@ -117,7 +117,10 @@ class Counted:
             made = dict(zip(event.hashes, rows, strict=False))
         if len(made) == len(blocks):  # nothing is known, nothing is named twice
             self._table.update(made)
-            out.rows.update(made)
+            if out.rows:
+                out.rows.update(made)
+            else:
+                out.rows = made  # type: ignore[assignment]  # nobody else's
             copies.held.counts[copies.held.now] += len(made)
             out.say(Stored(*copies.who, event.tier, parent, tuple(blocks), size))
         else:

@@ -81,7 +81,9 @@ class EventsMetrics:
     def heard(self, decoded: Decoded) -> None:
         """One batch in order."""
         self.batches.inc()
-        for kind, number in Tally(map(type, decoded.events)).items():
+        events = decoded.events
+        kinds = Tally(map(type, events)) if len(events) != 1 else {type(events[0]): 1}
+        for kind, number in kinds.items():
             self._kinds[kind].inc(number + (decoded.joined if kind is BlocksRemoved else 0))
         for drop in decoded.dropped:
             self.dropped.labels(drop.kind).inc()

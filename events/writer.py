@@ -217,7 +217,10 @@ class Writer:
             self._breath = self._begun
         self.last = frame.sequence
         self._changes += out.changes
-        self._rows |= out.rows
+        if self._rows:
+            self._rows |= out.rows
+        else:
+            self._rows = out.rows  # nobody else's from now on
         self._remember(frame)
         settings = self._settings
         many = self.last - self._first + 1 >= settings.apply_batches
@@ -271,8 +274,8 @@ class Writer:
             return
         assert self.last is not None, "a gathered batch has a number"
         marked = mark.Mark(self._seen[self.last], self.known_from, self._since).note()
-        rows: dict[bytes, Value | None] = {**self._rows, mark.KEY: marked}
-        changes = tuple(self._changes)
+        self._rows[mark.KEY] = marked
+        rows, changes = self._rows, tuple(self._changes)
         batch = Batch(self.worker, self.epoch, self._first, self.last, changes, rows, self._reset)
         outcome = await self._patiently(lambda: self._store.apply(batch))
         self._metrics.applied(changes, batch.last - batch.first + 1)

@@ -131,7 +131,7 @@ def engine_keys(values: Sequence[int | bytes]) -> tuple[bytes, ...]:
         packed = struct.pack(f">{len(values)}Q", *values)
     except struct.error:  # digests, or negative numbers
         return tuple([engine_key(value) for value in values])
-    return tuple([b"u" + packed[at : at + 8] for at in range(0, len(packed), 8)])
+    return tuple(map(b"u".__add__, struct.unpack("8s" * len(values), packed)))
 
 
 def engine_hash(key: bytes) -> int | bytes:

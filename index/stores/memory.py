@@ -91,11 +91,9 @@ class MemoryStore:
         if batch.reset:
             life.table.clear()
             life.gaps += 1
-        for key, value in batch.rows.items():
-            if value is None:
-                life.table.pop(key, None)
-            else:
-                life.table[key] = value
+        life.table |= batch.rows  # type: ignore[arg-type]  # what is None goes at once
+        for key in [key for key, value in batch.rows.items() if value is None]:
+            del life.table[key]
         life.last, life.heard = batch.last, self._clock.wall()
         return Applied(self._append(batch.worker, batch.epoch, batch.last, batch.changes))
 
