@@ -79,9 +79,10 @@ class AsgiClient:
             self.on_first()
         return True
 
-    def put(self, data: bytes) -> bool:
-        """A part of a stream that began, now; False where it has to be waited for."""
-        return self._cycle is not None and self._cycle.put(data)
+    @property
+    def put(self) -> Callable[[bytes], bool]:
+        """Lets a part of a stream that began leave now; False where it has to be waited for."""
+        return _never if self._cycle is None else self._cycle.put
 
     async def whole(self, status: int, headers: HeaderList, body: bytes) -> None:
         """A complete answer."""
@@ -161,6 +162,11 @@ class AsgiClient:
     def _left(self) -> None:
         self.gone = True
         self.bell.ring()
+
+
+def _never(data: bytes) -> bool:
+    """A server that is not ours has to be waited for."""
+    return False
 
 
 def bounded(receive: Receive, most_bytes: int) -> Receive:

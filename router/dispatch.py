@@ -49,7 +49,8 @@ class Client(Protocol):
     async def write(self, data: bytes, more: bool) -> None: ...
     # All of an answer, or a part of one, at once; False where it must be waited for.
     def answer(self, status: int, headers: HeaderList, data: bytes) -> bool: ...
-    def put(self, data: bytes) -> bool: ...
+    @property
+    def put(self) -> Callable[[bytes], bool]: ...
 
 
 async def dispatch(attempt: Attempt, client: Client, headers: HeaderList) -> None:
@@ -128,8 +129,7 @@ async def _answer(attempt: Attempt, client: Client, headers: HeaderList) -> None
 def _passing(attempt: Attempt, client: Client) -> Callable[[bytes], bool]:
     """What takes a part of the answer while nothing else is under way: from one connection to the
     other in the step that read it. It says no as soon as there is anything to look at."""
-
-    listens = attempt.prefill is None or attempt.decode_usage is not None
+    listens, put = attempt.prefill is None or attempt.decode_usage is not None, client.put
 
     def passes(data: bytes) -> bool:
         prefill = attempt.prefill
@@ -139,7 +139,7 @@ def _passing(attempt: Attempt, client: Client) -> Callable[[bytes], bool]:
             and (prefill.over or not (prefill.status == 0 or 200 <= prefill.status < 300))
         ):
             return False
-        if client.gone or not client.put(data):
+        if client.gone or not put(data):
             return False
         if listens:
             _listen(attempt, data)
