@@ -16,6 +16,7 @@ import socket
 import ssl
 from collections import deque
 from collections.abc import Collection
+from functools import partial
 
 from kvplane.runtime import Clock, SystemClock, cancel, supervise
 
@@ -179,16 +180,18 @@ class Legs:
     def _dial(self, origin: Origin, engine: _Engine, exchange: Exchange) -> None:
         engine.open += 1
         exchange.dialled(self._now())
-        self._coming[exchange] = asyncio.create_task(self._connect(origin, engine, exchange))
+        task = asyncio.create_task(self._connect(origin, engine, exchange))
+        task.add_done_callback(partial(self._undone, origin, engine))
+        self._coming[exchange] = task
 
     async def _connect(self, origin: Origin, engine: _Engine, exchange: Exchange) -> None:
         connection = Connection(self._settings, self._now, self._freed, self._lost, self._heads)
-        tls = self._context() if origin.tls else None
         try:
+            tls = self._context() if origin.tls else None
             await asyncio.get_running_loop().create_connection(
                 lambda: connection, origin.host, origin.port, ssl=tls
             )
-        except BaseException as error:
+        except Exception as error:
             engine.open -= 1
             self._serve(origin, engine)
             if not isinstance(error, (OSError, UnicodeError)):
@@ -205,6 +208,12 @@ class Legs:
             self._freed(connection)
         else:
             self._give(connection, exchange)
+
+    def _undone(self, origin: Origin, engine: _Engine, task: asyncio.Task[None]) -> None:
+        """A connect that was given up has its place back, also where it had not begun."""
+        if task.cancelled():
+            engine.open -= 1
+            self._serve(origin, engine)
 
     def _give(self, connection: Connection, exchange: Exchange) -> None:
         del self._coming[exchange]

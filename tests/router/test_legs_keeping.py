@@ -136,3 +136,21 @@ async def test_a_connection_that_died_unseen_fails_once_as_stale_and_nobody_send
         assert leg.error.reused and leg.error.received_bytes == 0
         assert len(engine.requests) == 2
     await legs.stop()
+
+
+@pytest.mark.parametrize("turns", range(6))
+async def test_a_leg_given_up_at_any_moment_of_its_connect_gives_its_place_back(turns: int) -> None:
+    async with peer(replies(answer())) as engine:
+        legs = Legs(LegSettings(connections=2))
+        origin = Origin.parse(engine.url)
+        for _ in range(5):  # more than there are places
+            leg, next_in_line = legs.begin(origin, "/x"), legs.begin(origin, "/x")
+            last = legs.begin(origin, "/x")
+            for _ in range(turns):
+                await asyncio.sleep(0)
+            for one in (leg, next_in_line, last):
+                one.abort()
+        assert legs.live == 0
+        async with asyncio.timeout(10.0):
+            await fetch(legs, engine)
+        await legs.stop()
