@@ -85,7 +85,9 @@ def believed(facts: Facts, living: Collection[str] | None, cut_off: bool = False
         return None
     told = [known for by, known in facts.known.items() if living is None or by in living]
     if told:
-        best = min(told, key=lambda known: (_RANK[known.state], -known.since))
+        best = told[0]
+        if len(told) > 1:
+            best = min(told, key=lambda known: (_RANK[known.state], -known.since))
         if cut_off and best.state is Knowledge.EXACT:
             reason = "the part of the index store that holds it does not answer"
             return replace(best, state=Knowledge.PARTIAL, reason=reason)
