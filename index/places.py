@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 FEW = 8_192  # blocks: to sort them takes a tenth of a millisecond
-MOST = 262_144  # words: to merge so many takes one or two
+MOST = 131_072  # words: to merge so many takes one or two
 FAMILIES = 1 << 24  # numbers that fit into a word
 
 _HIGH = np.uint64(2**64 - FAMILIES)
