@@ -66,7 +66,7 @@ class Account:
                 stake.began()
             self._fleet.answered(stake.target, now)
             if (ticket := stake.ticket) is not None:
-                stake.circuit.book(ticket, SUCCESS, now)
+                stake.circuit.succeeded(ticket, now)
         if self._breakers.pairs.faults and (pair := self._pair()) is not None:
             self._breakers.pairs.succeeded(*pair)
 

@@ -138,6 +138,16 @@ class Breaker:
         self._life += 1  # a probe that was lost cannot report any more
         return Ticket(self._life, True)
 
+    def succeeded(self, ticket: Ticket, now: float) -> None:
+        """The usual report, in fewer steps."""
+        if ticket is not self.leave:
+            self.book(ticket, SUCCESS, now)
+            return
+        if now >= self._full:
+            self._step(now)
+        self._bucket[1] += 1
+        self._row = 0
+
     def book(self, ticket: Ticket, what: Outcome, now: float) -> bool:
         """Report what became of a request. True where the state changed by it."""
         if ticket.life != self._life:

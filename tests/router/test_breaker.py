@@ -325,3 +325,23 @@ def test_whoever_asks_a_closed_circuit_gets_the_same_leave_until_it_moves() -> N
     after = ticket(breaker, 15.0)
     assert after is not before and not breaker.book(before, FAULT, 15.0)
     assert ticket(breaker, 15.0) is after
+
+
+@given(st.lists(st.tuples(st.sampled_from([OK, OK, OK, FAULT, NEUTRAL]), st.floats(0, 9))))
+def test_a_success_told_in_fewer_steps_is_the_same_success(
+    told: list[tuple[Outcome, float]],
+) -> None:
+    long, short, now = Breaker(SETTINGS), Breaker(SETTINGS), 0.0
+    for what, passed in told:
+        now += passed
+        one, other = long.admit(now), short.admit(now)
+        assert (one is None) == (other is None)
+        if one is None or other is None:
+            continue
+        long.book(one, what, now)
+        if what is OK:
+            short.succeeded(other, now)
+        else:
+            short.book(other, what, now)
+        assert long.state(now) is short.state(now) and long.admits(now) == short.admits(now)
+        assert long.wait_s(now) == short.wait_s(now)

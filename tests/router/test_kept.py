@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import itertools
 import tracemalloc
 from typing import Any
 
@@ -37,13 +38,14 @@ async def test_what_is_kept_of_a_request_is_nothing_to_look_through_and_small(
         await many()  # what is made once
         tracemalloc.start()
         try:
-            objects, before = await many()
-            more, after = await many()
+            seen = [await many() for _ in range(4)]
         finally:
             tracemalloc.stop()
-        assert len(house.ledger) == 3 * MANY
-        assert more - objects < MANY / 4, "none of each"
-        assert (after - before) / MANY < MOST_BYTES
+        assert len(house.ledger) == 5 * MANY
+        # The least of each: other tests' threads and caches live in this process too.
+        grown = [(b[0] - a[0], b[1] - a[1]) for a, b in itertools.pairwise(seen)]
+        assert min(objects for objects, _ in grown) < MANY / 4, "none of each"
+        assert min(size for _, size in grown) / MANY < MOST_BYTES
 
 
 def says(*answers: bytes) -> Script:
