@@ -151,8 +151,9 @@ class AsgiClient:
 
     def unwatch(self) -> None:
         """It may leave."""
-        if self._watching is not None:
-            self._watching.cancel()
+        watching, self._watching = self._watching, None  # it holds us: together they are garbage
+        if watching is not None:
+            watching.cancel()
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import itertools
 import tracemalloc
+import weakref
 from typing import Any
 
 import pytest
@@ -14,6 +15,7 @@ from kit.instant import ask, body, instant
 from kit.peer import Call, Script, answer
 from kit.wait import until
 
+from kvplane.router.asker import AsgiClient
 from kvplane.router.settings import BreakerSettings, RetrySettings, RouterSettings
 
 MANY = 200
@@ -107,4 +109,31 @@ async def test_what_failed_is_gone_without_a_look_for_garbage(
         finally:
             gc.set_debug(0)
             gc.garbage.clear()
+            gc.enable()
+
+
+@pytest.mark.parametrize("more", [{}, {"hold": 1}, {"model": "none"}, {"n": -1}], ids=str)
+async def test_a_client_of_any_server_is_gone_without_a_look_for_garbage(
+    monkeypatch: pytest.MonkeyPatch, more: dict[str, Any]
+) -> None:
+    """Who waited for it to leave held it, with the whole body."""
+    async with instant(monkeypatch) as (api, _):
+        clients: list[weakref.ref[AsgiClient]] = []
+        watch = AsgiClient.watch
+
+        def watched(client: AsgiClient) -> None:
+            clients.append(weakref.ref(client))
+            watch(client)
+
+        monkeypatch.setattr(AsgiClient, "watch", watched)
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(3):
+                await ask(api, body(**more))
+            await asyncio.sleep(0)
+            await asyncio.sleep(0)
+            assert len(clients) == 3
+            assert [one() for one in clients] == [None] * 3
+        finally:
             gc.enable()
