@@ -94,7 +94,7 @@ class _Errand(Bell):
             self._again, self.leg = False, None
             self.begin()
             return
-        self._told = True
+        self._told, self.leg = True, None  # each holds the other: they would be garbage
         if self.timer is not None:
             self.timer.cancel()
         self._over()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 from collections.abc import AsyncIterator
 
 import pytest
@@ -13,6 +14,7 @@ from kit.wait import until
 from kvplane.router import errands
 from kvplane.router.errands import Errands
 from kvplane.router.legs import Legs
+from kvplane.router.legs_exchange import Exchange
 
 
 @contextlib.asynccontextmanager
@@ -98,3 +100,24 @@ async def test_what_is_out_ends_with_the_legs() -> None:
         await until(lambda: there.requests)
         await legs.stop()
         assert (told, errand.out) == ([0], 0)
+
+
+@pytest.mark.parametrize("script", [replies(answer()), replies(answer(status=500)), hang])
+async def test_what_is_over_is_gone_without_a_look_for_garbage(script: Script) -> None:
+    told: list[int] = []
+    async with office(script) as (errand, _, there):
+        gc.collect()
+        gc.disable()
+        try:
+            for number in range(3):
+                errand.run(
+                    there.url, "/x", deadline_s=0.3, then=lambda status, _: told.append(status)
+                )
+                await until(lambda many=number + 1: len(told) == many)
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            assert not [one for one in gc.garbage if isinstance(one, (errands._Errand, Exchange))]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
