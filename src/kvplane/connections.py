@@ -17,11 +17,13 @@ from collections import deque
 from collections.abc import Awaitable, Mapping
 from typing import Any, ClassVar
 
+import httptools
+
 from kvplane.cycle import EXTENSION, Cycle, Direct, Headers
 from kvplane.heads import place, subject
 from kvplane.offers import Declining
 from kvplane.refusals import MOST_LINES, refusal, too_long
-from kvplane.writing import Writer
+from kvplane.writing import STALL_S, Writer
 
 log = logging.getLogger(__name__)
 
@@ -30,7 +32,6 @@ MOST_BYTES = 64 * 1024
 HEAD_S = 10.0  # for a head to arrive whole, counted from its first byte or from the connection
 MOST_AHEAD = 256  # requests sent before the answer to an earlier one; real clients send none
 MOST_UNREAD = 1024 * 1024  # of a body, before no more is read until the app took it
-STALL_S = 120.0  # a client that takes not a byte of what waits for it this long is let go
 ASGI = {"version": "3.0", "spec_version": "2.3"}
 TELL_S = 1.0  # a flood of bad heads is not a flood of log lines
 
@@ -52,15 +53,15 @@ class Connection(Declining):
     _headed = False  # and its head was whole, so that an app has it
     _named: str | None = None
     _late: asyncio.TimerHandle | None = None
-    _stuck: asyncio.TimerHandle | None = None
     _idle: asyncio.TimerHandle | None = None
     _idle_since = 0.0
     newest: Cycle | None = None  # of the head that was read last
     turn: Cycle | None = None  # whose answer is due
+    url = b""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self.writer = Writer(transport, self.loop, lambda: self._within)
+        self.writer = Writer(transport, self.loop, lambda: self._within, self.stall_s, _stalls)
         self.transport = self.writer  # type: ignore[assignment]
         self._named = subject(transport.get_extra_info("peercert"))
         self.ahead: deque[Cycle] = deque()  # sent before the answer to an earlier one
@@ -72,7 +73,6 @@ class Connection(Declining):
     def connection_lost(self, exc: Exception | None) -> None:
         """As uvicorn's, and every request that is not over hears of it."""
         self._in_time()
-        self._drains()
         self.writer.ended()
         self.connections.discard(self)
         self.flow.resume_writing()
@@ -80,7 +80,7 @@ class Connection(Declining):
             self._idle.cancel()
         if exc is None:
             self.transport.close()
-        cycle, self.turn = self.turn, None
+        cycle, self.turn, self.newest = self.turn, None, None  # they hold us
         self.ahead.clear()
         self.parser = None  # type: ignore[assignment]
         if cycle is not None:
@@ -98,9 +98,8 @@ class Connection(Declining):
             return
         self._quiet += len(data)
         super().data_received(data)
-        if self._late is None and (self.newest is None or self.newest.response_complete):
-            # Here, not before: most heads arrive in one piece and need no timer.
-            self._late = self.loop.call_later(self.head_s, self._refuse)
+        if self._within and (self.newest is None or self.newest.response_complete):
+            self._await_rest()  # here, not before: most heads arrive in one piece
         if self._quiet > self.most_bytes and not self.transport.is_closing():
             self._refuse(*self._too_long())
         if len(self.ahead) > MOST_AHEAD:
@@ -134,9 +133,10 @@ class Connection(Declining):
             raise ValueError("refused")
         if b"expect" in names:
             wanted = [value.lower() for name, value in self.headers if name == b"expect"]
-            self._awaits_100 = b"100-continue" in wanted
-        self._headed = True
+            known = self.parser.get_http_version() == "1.1"
+            self._awaits_100 = known and b"100-continue" in wanted
         super().on_headers_complete()
+        self._headed = True
 
     def begin(self) -> None:
         """A head is whole: its request is answered now, or when those before it were."""
@@ -146,6 +146,7 @@ class Connection(Declining):
         self.newest = cycle = Cycle(
             self, parser.get_method(), self.url, version, self.headers, keep, self._awaits_100
         )
+        self.headers = []  # what a body ends with is none of its head: no proxy before us saw it
         if self.turn is None:
             self._start(cycle)
         else:
@@ -163,6 +164,8 @@ class Connection(Declining):
 
     def on_message_complete(self) -> None:
         self._quiet, self._within = 0, False
+        if self._late is not None:
+            self._in_time()
         if self.newest is not None and not self._offered:
             self.newest.ended()
 
@@ -184,6 +187,8 @@ class Connection(Declining):
             if self.ahead:
                 self.flow.pause_reading()
             return
+        if self._within:
+            self._await_rest()  # half a head, or a body whose answer did not wait for it
         self._idle_since = self.loop.time()
         if self._idle is None:
             self._idle = self.loop.call_later(self.timeout_keep_alive, self._look_idle)
@@ -197,7 +202,10 @@ class Connection(Declining):
         self.tasks.add(task)
 
     def _asgi(self, cycle: Cycle) -> Awaitable[None]:
-        raw_path, path, query = place(cycle.url)
+        try:
+            raw_path, path, query = place(cycle.url)
+        except httptools.HttpParserError:
+            return self._no_place(cycle)
         scope = {
             "type": "http",
             "asgi": ASGI,
@@ -217,6 +225,10 @@ class Connection(Declining):
         found: Awaitable[None] = self.app(scope, cycle.receive, cycle.send)
         return found
 
+    async def _no_place(self, cycle: Cycle) -> None:
+        self.turn, cycle.response_complete = None, True  # the refusal is its answer
+        self._refuse(400, "the URL in the first line is none")
+
     def _look_idle(self) -> None:
         """One timer for many requests: most connections are busy again long before it ends."""
         self._idle = None
@@ -230,26 +242,12 @@ class Connection(Declining):
 
     def pause_writing(self) -> None:
         super().pause_writing()
-        self._drains()
-        self._look_at_drain(self.transport.get_write_buffer_size() + 1)
+        self.writer.waits()
 
     def resume_writing(self) -> None:
-        self._drains()
+        if not self.writer.is_closing():  # else nothing more comes: all of it is waited for
+            self.writer.drained()
         super().resume_writing()
-
-    def _look_at_drain(self, before: int) -> None:
-        """The app writes nothing meanwhile, so that less is progress, and as much is none."""
-        waits = self.transport.get_write_buffer_size()
-        if waits < before:
-            self._stuck = self.loop.call_later(self.stall_s, self._look_at_drain, waits)
-        else:
-            Connection.stalled += 1
-            self.transport.abort()
-
-    def _drains(self) -> None:
-        if self._stuck is not None:
-            self._stuck.cancel()
-            self._stuck = None
 
     def send_400_response(self, msg: str) -> None:
         """What the parser could not take, or we did not."""
@@ -262,14 +260,14 @@ class Connection(Declining):
 
     def _answered(self) -> bool:
         """Has what is refused an answer, or is one on its way that ours would fall into?"""
-        if self.newest is None or not self.newest.response_started:
-            return False
-        return not self.newest.response_complete or (self._within and self._headed)
+        if self.turn is not None:
+            return self.turn.response_started
+        return self.newest is not None and self._within and self._headed
 
     def _refuse(self, status: int = 400, why: str = "") -> None:
         if self.transport.is_closing():
             return
-        if self._quiet == 0 and not why:  # opened and never used, as some clients do ahead of time
+        if not why and not (self._quiet and self._within):  # opened ahead of time, or left idle
             self.transport.close()
             return
         self._why = status, why or f"the head did not arrive whole within {self.head_s:g} s"
@@ -279,8 +277,7 @@ class Connection(Declining):
         """Of a head, or else of what stands between two parts of a body."""
         if self._within and self._headed:
             return 400, f"{self._quiet} bytes came without one of a body"
-        url = getattr(self, "url", b"")  # unset before the first request
-        return too_long(self._quiet, len(url), 0, self.most_bytes)
+        return too_long(self._quiet, len(self.url), 0, self.most_bytes)
 
     def _tell(self, status: int, why: str) -> None:
         now = self.loop.time()
@@ -289,7 +286,15 @@ class Connection(Declining):
             who = self.client[0] if self.client else "?"
             log.warning("request refused client=%s status=%d why=%s", who, status, why)
 
+    def _await_rest(self) -> None:
+        if self._late is None:
+            self._late = self.loop.call_later(self.head_s, self._refuse)
+
     def _in_time(self) -> None:
         if self._late is not None:
             self._late.cancel()
             self._late = None
+
+
+def _stalls() -> None:
+    Connection.stalled += 1

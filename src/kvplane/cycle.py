@@ -25,8 +25,10 @@ log = logging.getLogger(__name__)
 
 Headers = Sequence[tuple[bytes, bytes]]
 EXTENSION = "kvplane.cycle"
+CLOSE = (b"connection", b"close")
 BARE = (204, 304)  # statuses without a body, nor any framing
 JOINED = 64 * 1024  # head and body up to this are one piece; beyond it a copy costs more
+KEPT = 64  # bytes of memory that a part of a body costs beside its own: it may have but one
 FAULTS = {500: b"Internal Server Error", 503: b"Service Unavailable"}  # an app broke; we end
 
 
@@ -45,8 +47,8 @@ class Cycle:
     """From the end of a request's head to the end of its answer."""
 
     __slots__ = (
-        "_awaits_100", "_bare", "_chunked", "_leave", "_left_bytes", "_line", "_news", "_parts",
-        "_waiter", "disconnected", "headers", "keep_alive", "method", "more_body",
+        "_awaits_100", "_bare", "_chunked", "_endless", "_leave", "_left_bytes", "_line", "_news",
+        "_parts", "_waiter", "disconnected", "headers", "keep_alive", "method", "more_body",
         "response_complete", "response_started", "size", "url", "version",
     )  # fmt: skip
 
@@ -64,10 +66,10 @@ class Cycle:
         self.version, self.headers = version, headers  # names in small letters
         self.keep_alive, self._awaits_100 = keep_alive, awaits_100
         self._parts: list[bytes] = []  # of the body, not taken yet
-        self.size = 0  # bytes of these
+        self.size = 0  # what these cost to keep
         self.more_body = True
         self.disconnected = self.response_started = self.response_complete = False
-        self._bare = self._chunked = False
+        self._bare = self._chunked = self._endless = False
         self._left_bytes = 0  # of the length that was told
         self._news = False
         self._waiter: asyncio.Future[None] | None = None
@@ -89,18 +91,23 @@ class Cycle:
             raise
         finally:
             if fault and not self.response_started:
-                said = FAULTS[fault]
-                shown = [(b"content-type", b"text/plain"), (b"content-length", b"%d" % len(said))]
-                self.answer(fault, [*shown, (b"connection", b"close")], said, more=False)
-            elif not self.response_complete:
+                self._failed(fault)
+            if not self.response_complete:
                 self._line.writer.close()
+
+    def _failed(self, fault: int) -> None:
+        said, writer = FAULTS[fault], self._line.writer
+        shown = [(b"content-type", b"text/plain"), (b"content-length", b"%d" % len(said))]
+        if not writer.is_closing():  # though the client may not drain: it is short
+            writer.write(self._begin(fault, [*shown, CLOSE]) + self._framed(said, more=False))
+            self._complete()
 
     # -- what the connection tells
 
     def came(self, data: bytes) -> None:
         """A part of the body."""
         self._parts.append(data)
-        self.size += len(data)
+        self.size += len(data) + KEPT
         self._news = True
         if self._waiter is not None:
             self._wake()
@@ -164,13 +171,14 @@ class Cycle:
             return False
         if not self.response_started or self.response_complete:
             return False
-        self._line.writer.write_now(b"%x\r\n%b\r\n" % (len(data), data))
+        if data:  # nothing would be the end
+            self._line.writer.write_now(b"%x\r\n%b\r\n" % (len(data), data))
         return True
 
     async def receive(self) -> dict[str, Any]:
         """ASGI."""
         line = self._line
-        if self._awaits_100 and not line.writer.is_closing():
+        if self._awaits_100 and self.more_body and not line.writer.is_closing():
             line.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
         self._awaits_100 = False
         if not (self.disconnected or self.response_complete):
@@ -216,11 +224,17 @@ class Cycle:
             lines = [pair for pair in lines if pair[0] != b"connection"]  # said below
         length, chunked = told.get(b"content-length"), b"transfer-encoding" in told
         bare = status in BARE or self.method == b"HEAD"
-        if length is None and not chunked and not bare:
-            chunked = True
-            lines.append((b"transfer-encoding", b"chunked"))
+        if length is None and not bare:
+            if self.version < "1.1":  # it knows no chunks: the connection ends with the body
+                chunked, self._endless, self.keep_alive = False, True, False
+                lines = [pair for pair in lines if pair[0] != b"transfer-encoding"]
+            elif not chunked:
+                chunked = True
+                lines.append((b"transfer-encoding", b"chunked"))
+        if self._awaits_100 and self.more_body:  # a body may still come, or a request instead
+            self.keep_alive = False
         if not self.keep_alive:
-            lines.append((b"connection", b"close"))
+            lines.append(CLOSE)
         head = STATUS_LINE[status] + b"".join([b"%b: %b\r\n" % pair for pair in lines])
         breaks = len(lines) + 1
         if head.count(b"\n") != breaks or head.count(b"\r") != breaks or b"\0" in head:
@@ -237,13 +251,15 @@ class Cycle:
         if self._bare:
             return b""
         self._left_bytes -= len(data)
-        if self._left_bytes < 0 or (self._left_bytes and not more):
+        if (self._left_bytes < 0 or (self._left_bytes and not more)) and not self._endless:
             raise RuntimeError(f"the answer is not as long as it said: {-self._left_bytes:+d}")
         return data
 
     def _complete(self) -> None:
         self.response_complete = True
         self._leave = None
+        if self.size:  # of a body that nobody wanted; the connection may idle long
+            self._parts, self.size = [], 0
         if self._waiter is not None:
             self._wake()
         self._line.writer.flush()  # nothing follows that it could wait for

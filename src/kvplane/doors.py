@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 disable_created_metrics()  # type: ignore[no-untyped-call]
 
 GRACE_S = 3.0  # open connections may end by themselves this long, then they are cut
+CUT_S = 1.0  # for what a request that was cut still has to give back
 # Whose X-Forwarded-For is believed. Said here, for else an environment variable of uvicorn's says
 # it, and `*` in it would let anybody call himself 127.0.0.1, who may write.
 PROXIES = ("127.0.0.1", "::1")
@@ -161,6 +162,17 @@ class Server:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         self._task = None
+        await self._cut()
+
+    async def _cut(self) -> None:
+        """Connections that did not end by themselves, once requests said what they still can."""
+        state = self._server.server_state
+        if state.tasks:
+            await asyncio.wait(list(state.tasks), timeout=CUT_S)
+        for connection in list(state.connections):
+            transport: Any = connection.transport
+            if not transport.is_closing() or transport.get_write_buffer_size():
+                transport.abort()
 
 
 class RefusedHeads(Collector):

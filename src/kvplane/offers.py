@@ -50,7 +50,8 @@ class Declining(HttpToolsProtocol):
 
     def _head(self) -> bytes:
         """What was read, without the offer, for a parser that knows nothing of it."""
-        line = b"%s %s HTTP/1.1\r\n" % (self.parser.get_method(), self.url)
+        version = self.parser.get_http_version().encode()
+        line = b"%s %s HTTP/%s\r\n" % (self.parser.get_method(), self.url, version)
         kept = [(name, _kept(name, value)) for name, value in self.headers if name not in OFFERED]
         self.parser = httptools.HttpRequestParser(self)
         with contextlib.suppress(AttributeError):  # of httptools before 0.6.3

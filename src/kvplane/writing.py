@@ -17,6 +17,7 @@ from typing import Any
 
 JOINED = 16 * 1024  # bytes that wait for more at most; then they leave at once
 LINGER_S = 3.0  # a client notices an answer within this, also while it sends
+STALL_S = 120.0  # a client that takes not a byte of what waits for it this long is let go
 
 
 class Writer:
@@ -26,12 +27,16 @@ class Writer:
         self,
         inner: asyncio.Transport,
         loop: asyncio.AbstractEventLoop,
-        sending: Callable[[], bool] = lambda: False,  # is the client within a request?
+        sending: Callable[[], bool] = bool,  # is the client within a request?
+        stall_s: float = STALL_S,
+        stalled: Callable[[], None] = lambda: None,  # hears of a client that is let go
     ) -> None:
         self._inner, self._loop, self._sending = inner, loop, sending
+        self._stall_s, self._stalled = stall_s, stalled
         self._held: list[bytes] = []
         self._size = 0
         self._end: asyncio.TimerHandle | None = None
+        self._stuck: asyncio.TimerHandle | None = None
         self.deaf = False  # is everything that still comes thrown away?
 
     def write(self, data: bytes) -> None:
@@ -61,17 +66,44 @@ class Writer:
         """What is held leaves before."""
         self.flush()
         if self.deaf or not self._sending() or not self._inner.can_write_eof():
-            self._inner.close()
+            self._close()
             return
         with contextlib.suppress(RuntimeError, OSError):  # it is gone already
             self._inner.write_eof()
             self._inner.resume_reading()
-        self._end, self.deaf = self._loop.call_later(LINGER_S, self._inner.close), True
+        self._end, self.deaf = self._loop.call_later(LINGER_S, self._close), True
 
     def ended(self) -> None:
-        """The connection is lost: nobody is waited for."""
+        """The connection is lost: nobody is waited for, and nothing keeps it in memory."""
+        self.drained()
         if self._end is not None:
             self._end.cancel()
+        self._sending, self.deaf = bool, True
+
+    def _close(self) -> None:
+        self._inner.close()
+        if self._stuck is None and self._inner.get_write_buffer_size():
+            self.waits()
+
+    def waits(self) -> None:
+        """More stands in the buffer than should: is it taken?"""
+        self.drained()
+        self._look(self._inner.get_write_buffer_size() + 1)
+
+    def drained(self) -> None:
+        """Enough of it was taken."""
+        if self._stuck is not None:
+            self._stuck.cancel()
+            self._stuck = None
+
+    def _look(self, before: int) -> None:
+        """The app writes nothing meanwhile, so that less is progress, and as much is none."""
+        left = self._inner.get_write_buffer_size()
+        if left < before:
+            self._stuck = self._loop.call_later(self._stall_s, self._look, left)
+        else:
+            self._stalled()
+            self._inner.abort()
 
     def flush(self) -> None:
         """Now, if anything is held."""
