@@ -17,7 +17,8 @@ import uvloop
 
 MODEL = "bench"
 STEP_S = 0.002
-CHUNKS = re.compile(rb'"max_tokens":\s*(\d+)')
+# Some gateways write the newer name for the older one.
+CHUNKS = re.compile(rb'"max_(?:completion_)?tokens":\s*(\d+)')
 STREAM = re.compile(rb'"stream":\s*true')
 INFORMATION = {
     "model_path": MODEL, "served_model_name": MODEL, "tokenizer_path": MODEL, "version": "0",
