@@ -37,6 +37,11 @@ class LegError(Exception):
     def __str__(self) -> str:
         return f"{self.origin}: {self.detail} (phase {self.phase})"
 
+    def again(self) -> LegError:
+        """The same, to be raised: what is raised holds every frame on its way, and these the leg;
+        a leg that held it in turn would stay until the next look for garbage."""
+        return type(self)(self.origin, self.phase, self.detail, self.received_bytes, self.reused)
+
 
 class Refused(LegError):
     """Nobody listens there, or the name or the route leads nowhere. Nothing was sent."""

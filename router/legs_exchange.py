@@ -133,7 +133,7 @@ class Exchange(msgspec.Struct, eq=False):
         while not self.status and self.error is None:
             await self._wait()
         if self.error is not None:
-            raise self.error
+            raise self.error.again()
         return self.status
 
     async def chunk(self) -> bytes:
@@ -143,7 +143,7 @@ class Exchange(msgspec.Struct, eq=False):
         if self._parts:
             return self.take()
         if self.error is not None:
-            raise self.error
+            raise self.error.again()
         return b""
 
     async def read(self, most_bytes: int) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 
 import pytest
 from kit.clock import FakeClock
@@ -10,7 +11,8 @@ from kit.peer import Call, Peer, Script, answer, peer, replies
 from kit.wait import until
 
 from kvplane.router.legs import LESSON_LEAST_S, LESSON_SHARE, Legs
-from kvplane.router.legs_errors import Stale
+from kvplane.router.legs_errors import LegError, Stale
+from kvplane.router.legs_exchange import Exchange
 from kvplane.router.legs_settings import LegSettings
 from kvplane.router.legs_wire import Origin
 
@@ -153,4 +155,29 @@ async def test_a_leg_given_up_at_any_moment_of_its_connect_gives_its_place_back(
         assert legs.live == 0
         async with asyncio.timeout(10.0):
             await fetch(legs, engine)
+        await legs.stop()
+
+
+@pytest.mark.parametrize("said", [b"", b"HTTP/1.1 2", answer(b"x" * 9)[:-4], b"no answer\r\n\r\n"])
+async def test_a_leg_that_told_its_error_is_gone_without_a_look_for_garbage(said: bytes) -> None:
+    async def script(call: Call) -> None:
+        await call.request()
+        await call.send(said)
+
+    async with peer(script) as engine:
+        legs = Legs()
+        gc.collect()
+        gc.disable()
+        try:
+            for _ in range(3):
+                with pytest.raises(LegError):
+                    await fetch(legs, engine)
+            await until(lambda: legs.sockets == 0)
+            gc.set_debug(gc.DEBUG_SAVEALL)
+            gc.collect()
+            assert not [one for one in gc.garbage if isinstance(one, Exchange)]
+        finally:
+            gc.set_debug(0)
+            gc.garbage.clear()
+            gc.enable()
         await legs.stop()
