@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from kit.wait import until
 
+from kvplane import cycle as cycles
 from kvplane import writing
-from kvplane.connections import Connection
+from kvplane.connections import MOST_UNREAD, Connection
 from kvplane.cycle import EXTENSION, KEPT, Cycle
 from kvplane.doors import Server
 
@@ -42,6 +43,7 @@ class Desk:
         elif what == "stream":
             await self._flow(send)
         elif what == "waits":
+            cycle.on_leave(lambda: None)
             await self.go.wait()
             await self._echo(cycle, send)
         else:
@@ -162,6 +164,24 @@ async def test_what_stands_behind_a_body_is_no_header(desk: Desk) -> None:
             assert b"[host,transfer-encoding,connection] x>" in found
 
 
+@pytest.mark.parametrize("path", [b"direct", b"early"])
+async def test_who_says_behind_the_body_that_this_was_all_is_believed(
+    desk: Desk, path: bytes
+) -> None:
+    """Else the connection stays, and swallows whatever is sent on it."""
+    head = b"POST /%b HTTP/1.1\r\nhost: a\r\ntransfer-encoding: chunked\r\n\r\n1\r\nx\r\n" % path
+    end = b"0\r\nconnection: close\r\n\r\n"
+    async with opened(desk) as server:
+        for parts in ([head + end], [head, end], [head + end + GET % b""]):
+            assert (await told(server, *parts)).count(b"HTTP/1.1 ") == 1
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(head.replace(b"/direct", b"/early"))
+        await reader.readuntil(b"no")
+        writer.write(end)
+        assert await reader.read() == b""
+        writer.close()
+
+
 @pytest.mark.parametrize("url", [b"http://a:b:c/", b"http://", b"http://a@b@c/"])
 async def test_a_url_that_is_none_is_the_clients_fault(
     desk: Desk, url: bytes, caplog: pytest.LogCaptureFixture
@@ -232,6 +252,18 @@ async def test_what_never_comes_whole_is_not_waited_for_for_ever(
     async with opened(desk) as server:
         await told(server, sent)
         await until(lambda: not connections(server))
+
+
+@pytest.mark.parametrize("path", [b"", b"direct"])
+async def test_a_body_that_stops_is_refused_and_its_app_let_go(
+    desk: Desk, path: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cycles, "BODY_S", 0.2)
+    monkeypatch.setattr(writing, "LINGER_S", 0.1)
+    async with opened(desk) as server:
+        found = await told(server, POST % (path, 9, b"abc"))
+        assert found.startswith(b"HTTP/1.1 408 ") and b"request_timeout" in found
+        await until(lambda: not connections(server) and not server._server.server_state.tasks)
 
 
 async def test_a_body_that_comes_after_its_answer_leaves_the_connection_in_use(
@@ -345,6 +377,23 @@ async def test_small_parts_of_a_body_count_as_what_they_cost(desk: Desk) -> None
         writer.write(b"0\r\n\r\n")
         await until(lambda: desk.seen[0].response_complete)
         assert not desk.seen[0]._parts
+        writer.close()
+
+
+async def test_of_a_body_that_is_sent_ahead_only_a_little_is_read(desk: Desk) -> None:
+    async with opened(desk) as server:
+        reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+        writer.write(GET % b"waits")
+        await until(lambda: desk.begun)
+        writer.write(POST % (b"direct", 3_000_000, b"x" * 3_000_000))
+        (connection,) = connections(server)
+        await until(lambda: connection.ahead and connection.flow.read_paused)
+        assert sum(map(len, connection.ahead[0]._parts)) < MOST_UNREAD / 2
+        desk.go.set()
+        assert b"<GET /waits " in await reader.readuntil(b"0\r\n\r\n")
+        head = await reader.readuntil(b"\r\n\r\n")
+        assert b"content-length: 3000009" in head
+        assert await reader.readexactly(3_000_009) == b"<direct %b>" % (b"x" * 3_000_000)
         writer.close()
 
 

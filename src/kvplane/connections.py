@@ -1,9 +1,8 @@
 """Connections: what a client may do to an HTTP port before an app sees a request.
 
 Door. Used by doors.py, between uvicorn and its parser. Heads are bounded in bytes and time (25 MB
-of header lines would hold 300 MB, a head that never ends would be waited for for ever) and refused
-in words (refusals.py), writing.py joins what is written, a client that takes nothing of its answer
-is let go. What a request and its answer are is in cycle.py. Open it to change a bound.
+of lines would hold 300 MB, one that never ends would be waited for for ever) and refused in words
+(refusals.py), writing.py joins what is written. A request is in cycle.py. Open it for a bound.
 
     scope["extensions"]["tls"]["client_cert_name"]   as the ASGI TLS extension has it
     scope["extensions"]["kvplane.cycle"]             cycle.py: to answer without messages
@@ -68,7 +67,7 @@ class Connection(Declining):
         self._extensions: dict[str, Any] = {}
         if self._named:
             self._extensions["tls"] = {"client_cert_name": self._named}
-        self._late = self.loop.call_later(self.head_s, self._refuse)
+        self._late = self.loop.call_later(self.head_s, self.refuse)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """As uvicorn's, and every request that is not over hears of it."""
@@ -78,8 +77,7 @@ class Connection(Declining):
         self.flow.resume_writing()
         if self._idle is not None:
             self._idle.cancel()
-        if exc is None:
-            self.transport.close()
+        self.transport.close()
         cycle, self.turn, self.newest = self.turn, None, None  # they hold us
         self.ahead.clear()
         self.parser = None  # type: ignore[assignment]
@@ -101,11 +99,11 @@ class Connection(Declining):
         if self._within and (self.newest is None or self.newest.response_complete):
             self._await_rest()  # here, not before: most heads arrive in one piece
         if self._quiet > self.most_bytes and not self.transport.is_closing():
-            self._refuse(*self._too_long())
+            self.refuse(*self._too_long())
         if len(self.ahead) > MOST_AHEAD:
             self.ahead.clear()
             self._within = True  # there is more of it
-            self._refuse(400, f"at most {MOST_AHEAD} requests may be sent before an answer")
+            self.refuse(400, f"at most {MOST_AHEAD} requests may be sent before an answer")
 
     # -- what the parser tells
 
@@ -140,8 +138,7 @@ class Connection(Declining):
 
     def begin(self) -> None:
         """A head is whole: its request is answered now, or when those before it were."""
-        parser = self.parser
-        version = parser.get_http_version()
+        parser, version = self.parser, self.parser.get_http_version()
         keep = version != "1.0" and parser.should_keep_alive()
         self.newest = cycle = Cycle(
             self, parser.get_method(), self.url, version, self.headers, keep, self._awaits_100
@@ -151,6 +148,7 @@ class Connection(Declining):
             self._start(cycle)
         else:
             self.flow.pause_reading()
+            cycle.size = MOST_UNREAD  # no more of its body than came with it, before its turn
             self.ahead.append(cycle)
 
     def on_body(self, body: bytes) -> None:
@@ -168,6 +166,8 @@ class Connection(Declining):
             self._in_time()
         if self.newest is not None and not self._offered:
             self.newest.ended()
+            if self.headers and not self.parser.should_keep_alive():
+                self.newest.last()  # said behind the body; the parser takes no more
 
     # -- what a cycle needs
 
@@ -227,7 +227,7 @@ class Connection(Declining):
 
     async def _no_place(self, cycle: Cycle) -> None:
         self.turn, cycle.response_complete = None, True  # the refusal is its answer
-        self._refuse(400, "the URL in the first line is none")
+        self.refuse(400, "the URL in the first line is none")
 
     def _look_idle(self) -> None:
         """One timer for many requests: most connections are busy again long before it ends."""
@@ -264,7 +264,7 @@ class Connection(Declining):
             return self.turn.response_started
         return self.newest is not None and self._within and self._headed
 
-    def _refuse(self, status: int = 400, why: str = "") -> None:
+    def refuse(self, status: int = 400, why: str = "") -> None:
         if self.transport.is_closing():
             return
         if not why and not (self._quiet and self._within):  # opened ahead of time, or left idle
@@ -288,7 +288,7 @@ class Connection(Declining):
 
     def _await_rest(self) -> None:
         if self._late is None:
-            self._late = self.loop.call_later(self.head_s, self._refuse)
+            self._late = self.loop.call_later(self.head_s, self.refuse)
 
     def _in_time(self) -> None:
         if self._late is not None:

@@ -29,6 +29,7 @@ CLOSE = (b"connection", b"close")
 BARE = (204, 304)  # statuses without a body, nor any framing
 JOINED = 64 * 1024  # head and body up to this are one piece; beyond it a copy costs more
 KEPT = 64  # bytes of memory that a part of a body costs beside its own: it may have but one
+BODY_S = 120.0  # between two parts of a body that is waited for; apps may be stricter
 FAULTS = {500: b"Internal Server Error", 503: b"Service Unavailable"}  # an app broke; we end
 
 
@@ -41,6 +42,7 @@ class Line(Protocol):
 
     def usual_headers(self) -> Headers: ...  # of every answer
     def finished(self) -> None: ...  # the answer has left
+    def refuse(self, status: int, why: str) -> None: ...  # and end
 
 
 class Cycle:
@@ -118,6 +120,12 @@ class Cycle:
         if self._waiter is not None:
             self._wake()
 
+    def last(self) -> None:
+        """No request follows this one."""
+        self.keep_alive = False
+        if self.response_complete:
+            self._line.writer.close()
+
     def lost(self) -> None:
         """The client left; the app hears of it once, where its answer is not over."""
         if not self.response_complete:
@@ -185,14 +193,20 @@ class Cycle:
             line.flow.resume_reading()
             if not self._news:
                 self._waiter = line.loop.create_future()
+                late = line.loop.call_later(BODY_S, self._late) if self.more_body else None
                 try:
                     await self._waiter
                 finally:
                     self._waiter = None
+                    if late is not None:
+                        late.cancel()
             self._news = False
         if self.disconnected or self.response_complete:
             return {"type": "http.disconnect"}
         return {"type": "http.request", "body": self.take(), "more_body": self.more_body}
+
+    def _late(self) -> None:
+        self._line.refuse(408, f"no byte of the body came within {BODY_S:g} s")
 
     async def send(self, message: dict[str, Any]) -> None:
         """ASGI; waits while the client does not drain."""

@@ -10,11 +10,17 @@ import json
 
 PHRASES = {
     400: "Bad Request",
+    408: "Request Timeout",
     414: "URI Too Long",
     431: "Request Header Fields Too Large",
 }
 MOST_LINES = 1000  # headers of one request: each costs the app some time
-CODES = {400: "invalid_request", 414: "uri_too_long", 431: "headers_too_large"}
+CODES = {
+    400: "invalid_request",
+    408: "request_timeout",
+    414: "uri_too_long",
+    431: "headers_too_large",
+}
 
 
 def refusal(status: int, message: str) -> bytes:

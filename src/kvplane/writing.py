@@ -38,6 +38,7 @@ class Writer:
         self._end: asyncio.TimerHandle | None = None
         self._stuck: asyncio.TimerHandle | None = None
         self.deaf = False  # is everything that still comes thrown away?
+        self._lost = False
 
     def write(self, data: bytes) -> None:
         """Soon, with what follows; at once where it is much; never after the last word."""
@@ -78,11 +79,11 @@ class Writer:
         self.drained()
         if self._end is not None:
             self._end.cancel()
-        self._sending, self.deaf = bool, True
+        self._sending, self.deaf, self._lost = bool, True, True
 
     def _close(self) -> None:
         self._inner.close()
-        if self._stuck is None and self._inner.get_write_buffer_size():
+        if not self._lost and self._stuck is None and self._inner.get_write_buffer_size():
             self.waits()
 
     def waits(self) -> None:
