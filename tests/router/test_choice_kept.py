@@ -197,7 +197,7 @@ def answers(chooser: Chooser, fleet: Fleet, ask: Ask, prompt: Prompt, scene: Sce
     return [*found, choice, ranked, chooser.others(ask.model, without, scene.now)]
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 def test_whatever_changed_those_who_remember_choose_as_fresh_ones_do(seed: int) -> None:
     scene, served = Scene(seed), 0
     for _ in range(6):
