@@ -26,7 +26,14 @@ async def converse(running: Plane, number: int) -> set[int]:
         assert status == 200, found
         room, rank = int(headers["x-kvplane-room"]), headers["x-kvplane-prefill"].endswith("@1")
         assert 0 < room < 2**63 and room % 2 == rank, headers
-        cached = (await running.get(f"/rooms/{room}"))["cached_tokens"]
+        cached: dict[str, Any] = {}
+
+        async def told(room: int = room, cached: dict[str, Any] = cached) -> bool:
+            """Prefill's own answer, which tells it, may end after decode's."""
+            cached.update((await running.get(f"/rooms/{room}"))["cached_tokens"])
+            return cached["actual"] is not None
+
+        await until(told, 10, "prefill's count of cached tokens")
         assert cached["predicted"] == cached["actual"], (number, cached, headers)
         ranks.add(int(rank))
         await until(partial(held, running, headers, messages), 10, "the prompt in the index")
