@@ -45,7 +45,8 @@ class Declining(HttpToolsProtocol):
             raise ValueError("refused")  # the parser says that to send_400_response
 
     def begin(self) -> None:
-        """A head is whole: its request begins."""
+        """A head is whole: its request begins. connections.py does that; nobody is served by this
+        class alone."""
         raise NotImplementedError
 
     def _head(self) -> bytes:
