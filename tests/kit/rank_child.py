@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import signal
@@ -51,7 +52,8 @@ class Child:
 
     async def stop(self) -> None:
         if self._process.returncode is None:
-            self.send(signal.SIGCONT)
-            self._process.kill()
+            with contextlib.suppress(ProcessLookupError):  # it was killed just now
+                self.send(signal.SIGCONT)
+                self._process.kill()
         await self._process.wait()
         await self._reader
