@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -16,7 +17,6 @@ from kit.peer import Call, Script, answer, replies
 from kit.standin import Between, SglangStandin
 from kit.wait import until
 
-from kvplane.router.legs_settings import LegSettings
 from kvplane.router.settings import RetrySettings, RouterSettings
 from kvplane.vocabulary import Pod, Worker
 
@@ -220,9 +220,12 @@ async def test_a_prefill_that_fails_ends_its_decode_by_name_once(
 
 async def test_a_prefill_that_is_silent_is_ended_too() -> None:
     """FR-RT-01: nobody failed, a deadline passed; both are told."""
-    limits = LegSettings(total_s=0.05, sweep_s=0.02)
-    async with gatehouse({"p1": hang, "d1": hang}, ONCE, limits) as house:
-        status, raw, _ = await house.post("/generate", {"text": "a"})
+    async with gatehouse({"p1": hang, "d1": hang}, ONCE) as house:
+        asking = asyncio.ensure_future(house.post("/generate", {"text": "a"}))
+        await until(lambda: all(house.engines[name].requests for name in ("p1", "d1")))
+        for leg in house.legs._live:
+            leg.check(math.inf)
+        status, raw, _ = await asking
         assert (status, json.loads(raw)["error"]["code"]) == (504, "deadline_exceeded")
         await until(lambda: aborts(house, "d1") and aborts(house, "p1"))
         assert aborts(house, "d1") == names(house, "d1") == aborts(house, "p1")
