@@ -66,6 +66,7 @@ class Follower:
         self._down_since: float | None = None
         self._deaf_since: float | None = None  # nobody tells us who lives
         self._asking: float | None = None  # when the question that waits for an answer was asked
+        self._in_touch = float("-inf")  # when the last one that was answered was asked
         self._asked = 0.0  # when the read we wait for began
         self._late_ms = 0.0  # age of the last entry when it was applied
         self._away_since: dict[int, float] = {}  # by shard
@@ -101,6 +102,12 @@ class Follower:
         if self._asking is not None and now - self._asking > PATIENCE_S:
             since.append(self._asking)
         return now - min(since) if since else 0.0
+
+    def in_touch_at(self) -> float:
+        """The store could be heard after this: when the last question it answered was asked; while
+        something is drawn anew not after that was lost."""
+        lost = self._lost_since
+        return self._in_touch if lost is None else min(self._in_touch, lost)
 
     async def _follow(self) -> None:
         while True:
@@ -238,7 +245,7 @@ class Follower:
             raise
         finally:
             self._asking = None
-        self._deaf_since = None
+        self._deaf_since, self._in_touch = None, max(self._in_touch, asked)
 
     def _strange(self, entry: Entry) -> bool:
         """Whether somebody speaks who was not there when we asked; once for each, per turn."""

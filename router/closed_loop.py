@@ -1,18 +1,21 @@
 """Closed loop: is the index right about each worker, as its engine sees it?
 
-Edge: one small task. aftermath.py brings what was foretold and what the engine told; drift.py and
-suspicions.py judge; choice.py asks `doubt`, admin.py and metrics.py read. Open it to change when
-something is judged or tested. Nothing here is on the path of a request.
+Edge: one small task. aftermath.py brings what was foretold and what the engine told; unsettled.py
+says when it may be judged, drift.py and suspicions.py judge; choice.py asks `doubt`, admin.py and
+metrics.py read. Open it to change what is believed of a comparison. Nothing here is on the path of
+a request.
 
-    answered --> right: counted          wrong: waits a second for news on its way
+    answered --> right: counted          wrong: waits for news on its way
+                                           |--> trouble on that way since it was routed: doubted
                                            \\--> judged, tested --> window --> verdict --> doubt
+    trouble over: what was wrong meanwhile is forgotten, unless a cause was proven
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -27,6 +30,7 @@ from .fleet import Fleet
 from .foretold import Foretold
 from .settings import DriftSettings
 from .suspicions import Cause, Scene, explain
+from .unsettled import Unsettled, Waiting
 from .verdicts import Verdict, drifted, silent
 
 log = logging.getLogger(__name__)
@@ -42,15 +46,8 @@ class Watched:
     window: Window
     stream: Stream
     verdict: Verdict | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """A request that is judged when the news on its way has arrived."""
-
-    told: Foretold
-    actual: int
-    due: float
+    trouble_since: float | None = None  # on the way of its news; None = that is whole
+    trouble_at: float = -math.inf  # last seen
 
 
 class ClosedLoop:
@@ -65,13 +62,14 @@ class ClosedLoop:
         on_compared: Callable[[Worker, str], None] = lambda worker, outcome: None,
         store_down_s: Callable[[], float] = lambda: 0.0,
         blind: Callable[[], str] = lambda: "",  # why the view itself cannot be believed now
+        in_touch_at: Callable[[], float] = lambda: math.inf,  # the store could be heard after this
     ) -> None:
         self._view, self._fleet, self._clock = view, fleet, clock
         self._settings = settings or DriftSettings()
         self._on_compared, self._store_down_s, self._blind = on_compared, store_down_s, blind
+        self._in_touch_at = in_touch_at
         self._watched: dict[Worker, Watched] = {}
-        self._waiting: deque[Waiting] = deque()
-        self._tokens = 0  # of the prompts waiting
+        self._unsettled = Unsettled(self._settings)
         self._salts: dict[str, None] = {}
         self._tests = float(self._settings.tests_a_minute)  # that may be made now
         self._task: asyncio.Task[None] | None = None
@@ -121,8 +119,9 @@ class ClosedLoop:
 
     # -- what the aftermath brings
 
-    def answered(self, told: Foretold, actual: int | None) -> None:
-        """A worker served a request. `actual`: tokens its engine found cached; None = not told."""
+    def answered(self, told: Foretold, actual: int | None, routed: float | None = None) -> None:
+        """A worker served a request. `actual`: tokens its engine found cached; None = not told.
+        `routed`: when, at the earliest; None = now."""
         now, facts = self._clock.now(), self._view.facts(told.worker)
         if facts is None or facts.epoch != told.epoch:
             return  # not known, or another life by now
@@ -139,7 +138,9 @@ class ClosedLoop:
         elif not told.exact:
             self._on_compared(told.worker, "doubted")
         elif actual != predicted or (stores and watched.window.uneasy(now)):
-            self._wait(told, actual, now)
+            waiting = Waiting(told, actual, now if routed is None else routed, now)
+            if not self._unsettled.add(waiting):
+                self._on_compared(told.worker, "skipped")
         else:
             self._book(watched, Compared(now, predicted, actual), told)
 
@@ -161,15 +162,6 @@ class ClosedLoop:
             found = self._watched[worker] = fresh
         return found
 
-    def _wait(self, told: Foretold, actual: int, now: float) -> None:
-        full = len(self._waiting) >= self._settings.most_waiting
-        long = self._tokens + told.tokens > self._settings.most_tokens
-        if self._waiting and (full or long):
-            self._on_compared(told.worker, "skipped")
-            return
-        self._waiting.append(Waiting(told, actual, now + self._settings.settle_s))
-        self._tokens += told.tokens
-
     # -- what is done about it
 
     async def _look(self) -> None:
@@ -177,21 +169,38 @@ class ClosedLoop:
             await self._clock.sleep(self._settings.tick_s)
             most = float(self._settings.tests_a_minute)
             self._tests = min(most, self._tests + most / 60 * self._settings.tick_s)
-            now = self._clock.now()
-            while self._waiting and self._waiting[0].due <= now:
-                waiting = self._waiting.popleft()
-                self._tokens -= waiting.told.tokens
-                self._judge(waiting, now)
+            now, in_touch_at = self._clock.now(), self._in_touch_at()
+            for worker, watched in self._watched.items():
+                self._note(worker, watched, now)
+            while waiting := self._unsettled.due(now, in_touch_at):
+                self._judge(waiting, now, in_touch_at)
                 await asyncio.sleep(0)  # prompts are hashed: one at a time
             for worker, watched in list(self._watched.items()):
                 self._decide(worker, watched, now)
 
-    def _judge(self, waiting: Waiting, now: float) -> None:
+    def _note(self, worker: Worker, watched: Watched, now: float) -> None:
+        """Is the way of its news whole? An index that was mended is judged anew; a cause that was
+        proven is not mended by that."""
+        known, unheard = self._view.known(worker), self._unheard(worker)
+        if unheard:
+            watched.stream.forgive()
+        if unheard or known is None or known.state is not Knowledge.EXACT:
+            watched.trouble_at = now
+            if watched.trouble_since is None:
+                watched.trouble_since = now
+        elif watched.trouble_since is not None:
+            if watched.verdict is None or not watched.verdict.proven:
+                watched.window.mended(watched.trouble_since - self._settings.unnoticed_s)
+            watched.trouble_since = None
+
+    def _judge(self, waiting: Waiting, now: float, in_touch_at: float) -> None:
+        """Only where all that was told since it was routed could be heard."""
         told, actual = waiting.told, waiting.actual
         watched = self._watched.get(told.worker)
         if watched is None or watched.epoch != told.epoch:
             return
-        if self._view.epoch(told.worker) != told.epoch or self._store_down_s():
+        late = watched.trouble_at >= waiting.routed or in_touch_at <= waiting.answered
+        if late or self._view.epoch(told.worker) != told.epoch:
             return self._on_compared(told.worker, "doubted")
         later = told.now(self._view)
         one = compared(told.predicted, later.get(told.worker, 0), actual, now)
@@ -217,14 +226,14 @@ class ClosedLoop:
             self._watched.pop(worker, None)
         else:
             watched.stream.heard(facts.last)
-            if self._unheard(worker):
-                watched.stream.forgive()
             verdict = self._found(worker, watched, now)
         before, watched.verdict = watched.verdict, verdict
         if verdict and (before is None or before.named != verdict.named):
             log.warning("drift worker=%s action=believe less: %s", worker, verdict.sentence)
         elif before is not None and verdict is None:
-            log.info("drift over worker=%s cause=%s", worker, before.cause)
+            rests = watched.window.resting and before.cause is Cause.UNKNOWN
+            how = "rests" if rests else "over"
+            log.info("drift %s worker=%s cause=%s", how, worker, before.cause)
 
     def _unheard(self, worker: Worker) -> bool:
         """Could nobody have brought us a batch? No fault of the engine: the store is away or still
@@ -236,11 +245,14 @@ class ClosedLoop:
 
     def _found(self, worker: Worker, watched: Watched, now: float) -> Verdict | None:
         """A cause that was proven says more than silence: a stream that is another worker's does
-        not speak of what this one serves. Silence says more than an error without a cause."""
+        not speak of what this one serves. Silence says more than an error without a cause, and
+        that may be our own late news: it rests while nothing confirms it."""
         found, window = None, watched.window
         if window.alarmed(now):
             found = drifted(worker, window.wrong(now), window.recent(now))
-        if found is not None and found.cause is not Cause.UNKNOWN:
+        if found is not None and found.proven:
             return found
+        if found is not None and window.rests(now, whole=watched.trouble_since is None):
+            found = None
         quiet_s = watched.stream.silent_s(now)
         return silent(worker, watched.stream.owed, quiet_s) if quiet_s else found

@@ -9,6 +9,10 @@ suspicions.py says why. Open it to change what counts as wrong, as an alarm, or 
     foretold  0 when routed,  0 a moment later, engine found  96   under by 96
 
     error = tokens wrong / tokens foretold or found, whichever are more, over the window
+
+    alarm      several late ones are wrong, and much of them       over: the last few agree
+    rests      nothing wrong for a while                           over: the next wrong one
+    mended     the news was late: what was wrong because of it is forgotten
 """
 
 from __future__ import annotations
@@ -70,13 +74,15 @@ class Window:
         self._alarmed = False
         self._news = False  # something was added since the last look
         self._wrong_at: float | None = None  # the last wrong one
+        self._rests = False  # nothing wrong came since it was said
 
     def add(self, one: Compared) -> None:
         """One more. Where neither side speaks of any token, only a suspicion is worth keeping."""
         if one.predicted or one.actual or one.suspicions:
             self._all.append(one)
             self._news = True
-            self._wrong_at = self._wrong_at if one.right else one.at
+            if not one.right:
+                self._wrong_at, self._rests = one.at, False
 
     def uneasy(self, now: float) -> bool:
         """Was anything wrong lately? Then right ones may tell why."""
@@ -114,6 +120,26 @@ class Window:
             many = sum(not one.right for one in late) >= settings.wrong
             self._alarmed = many and error(late) > settings.alarm
         return self._alarmed
+
+    def mended(self, since: float) -> None:
+        """The way of the news was broken and is whole again: what was wrong since then says nothing
+        of the index as it is now. With what is left it is judged anew."""
+        kept = [one for one in self._all if one.right or one.at < since]
+        if len(kept) < len(self._all):
+            self._all = deque(kept, self._settings.window)
+            self._alarmed, self._news = False, True
+
+    def rests(self, now: float, whole: bool) -> bool:
+        """Has nothing wrong come for long enough, seen at a time when news would have come
+        (`whole`)? Then until the next wrong one. What is remembered stays."""
+        quiet = self._wrong_at is None or now - self._wrong_at >= self._settings.rest_s
+        self._rests = self._rests or (whole and quiet)
+        return self._rests
+
+    @property
+    def resting(self) -> bool:
+        """It is an alarm, and rests."""
+        return self._alarmed and self._rests
 
     def _told(self, now: float) -> list[Compared]:
         """Those in which a token was foretold or found: nothing is learnt of the others."""

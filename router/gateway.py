@@ -57,6 +57,7 @@ class FollowerPort(Protocol):
     ready: asyncio.Event
 
     def down_s(self) -> float: ...  # how long the store has been away
+    def in_touch_at(self) -> float: ...  # it could be heard after this
 
 
 class Gateway:
@@ -81,16 +82,15 @@ class Gateway:
     ) -> None:
         self.settings, self.clock = settings or RouterSettings(), clock or SystemClock()
         self.view, self.fleet, self.ledger = view, fleet, ledger
-        self.metrics, self.legs = metrics, legs
+        self.metrics, self.legs, self._prompts = metrics, legs, prompts
         self.breakers = breakers or Breakers(self.settings.breaker)
         self.aftermath = Aftermath(
             legs, ledger, self._book_cached, self._book_stage, metrics.evidence_dropped.inc
         )
-        self._prompts, self._follower, self._chance = prompts, follower, chance
-        self._budget = Budget(self.settings.retry)
-        away_s = follower.down_s if follower is not None else lambda: 0.0
-        drift, booked = self.settings.drift, self._book_compared
-        self.loop = ClosedLoop(view, fleet, self.clock, drift, booked, away_s, self._blind)
+        self._follower, self._chance, self._budget = follower, chance, Budget(self.settings.retry)
+        way = (follower.down_s, self._blind, follower.in_touch_at) if follower is not None else ()
+        told = (self.settings.drift, self._book_compared, *way)
+        self.loop = ClosedLoop(view, fleet, self.clock, *told)
         ledger.on_close.append(Walks(metrics.stage_s).ended)
         metrics.watch_drift(self.loop.errors, self.loop.verdict)
         metrics.watch_open(self._open())
@@ -286,7 +286,7 @@ class Gateway:
             self.metrics.predicted.of[(worker,)].value += meeting.predicted_tokens
             self.metrics.actual.of[(worker,)].value += meeting.actual_tokens
         if ended.foretold is not None and meeting.outcome == "ok":
-            self.loop.answered(ended.foretold, meeting.actual_tokens)
+            self.loop.answered(ended.foretold, meeting.actual_tokens, meeting.begun)
 
     def _book_compared(self, worker: Worker, outcome: str) -> None:
         self.metrics.comparisons.of[worker, outcome].value += 1

@@ -126,6 +126,9 @@ class DriftSettings:
     alarm: float = 0.2  # share of tokens wrong; evictions on the way to an engine are less
     agree: int = 5  # right ones in a row that end it
     settle_s: float = 1.0  # before a wrong one is judged: the news may be on its way
+    unsettled_s: float = 5.0  # not judged at all after this: a store is known to be away after 2 s
+    unnoticed_s: float = 10.0  # how late trouble is seen: a stopped ingest's beats count for 6 s
+    rest_s: float = 15.0  # nothing wrong came: more than unnoticed trouble can be late by
     silent_s: float = 5.0  # without a batch, though enough is owed; batches take milliseconds
     silent_requests: int = 3  # served, and each must have stored blocks
     tick_s: float = 0.25  # between two looks

@@ -36,6 +36,11 @@ class Verdict:
         """What makes it another verdict than the one before; the rest are its figures."""
         return self.cause, self.about
 
+    @property
+    def proven(self) -> bool:
+        """It names a precondition that was tested: late news alone does not look like it."""
+        return self.cause not in (Cause.UNKNOWN, Cause.SILENT)
+
 
 def likeliest(wrong: Sequence[Compared], window: Iterable[Compared]) -> Suspicion:
     """The cause that explains most of the wrong requests; of those that explain as many, the

@@ -446,6 +446,70 @@ async def test_a_question_that_is_not_answered_is_an_outage_before_it_fails(
         assert follower.down_s() >= 2
 
 
+async def test_the_store_could_be_heard_after_the_last_question_it_answered_was_asked(
+    sharded: Shards, clock: FakeClock
+) -> None:
+    follower = Follower(sharded, View(), clock)
+    assert follower.in_touch_at() < 0
+    async with running([follower]):
+        await asyncio.wait_for(follower.ready.wait(), 5)
+        begun = clock.now()
+        assert follower.in_touch_at() <= begun
+        await ticking(clock, lambda: follower.in_touch_at() > begun)
+        sharded.dumb = True
+        last = follower.in_touch_at()
+        await ticking(clock, lambda: follower.down_s() > 3)
+        assert follower.in_touch_at() == last <= clock.now() - 3
+        sharded.dumb = False
+        mended = clock.now()
+        await ticking(clock, lambda: follower.in_touch_at() >= mended)
+
+
+async def test_a_question_that_waits_is_no_touch_and_counts_from_when_it_was_asked(
+    sharded: Shards, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    follower, asked, answers = Follower(sharded, View(), clock), asyncio.Event(), asyncio.Event()
+
+    async def late() -> frozenset[str]:
+        asked.set()
+        await answers.wait()
+        return frozenset()
+
+    async with running([follower]):
+        await asyncio.wait_for(follower.ready.wait(), 5)
+        monkeypatch.setattr(sharded, "living", late)
+        await ticking(clock, asked.is_set)
+        before, when = follower.in_touch_at(), clock.now()
+        clock.advance(7)
+        assert follower.in_touch_at() == before < when
+        answers.set()
+        await until(lambda: follower.in_touch_at() > before)
+        assert before < follower.in_touch_at() <= when, "not when the answer came"
+
+
+async def test_nothing_is_heard_after_what_is_drawn_anew_was_lost(
+    sharded: Shards, clock: FakeClock
+) -> None:
+    view, drawing, go_on = View(), asyncio.Event(), asyncio.Event()
+    follower = Follower(sharded, view, clock)
+
+    async def hold(_: str) -> None:
+        drawing.set()
+        await go_on.wait()
+
+    async with running([follower]):
+        await asyncio.wait_for(follower.ready.wait(), 5)
+        sharded.step = hold
+        await say(sharded, P0, 5, 40)  # more than the stream keeps
+        await ticking(clock, drawing.is_set)
+        lost, asked = clock.now(), follower._in_touch
+        await ticking(clock, lambda: follower._in_touch > max(asked, lost))
+        assert follower.in_touch_at() <= lost
+        go_on.set()
+        await until(lambda: follower.in_touch_at() > lost)
+        assert 40 in held(view, P0)
+
+
 # -- big snapshots -------------------------------------------------------------------------------
 
 

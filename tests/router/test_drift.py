@@ -122,6 +122,47 @@ def test_right_ones_are_looked_at_while_something_was_wrong_lately() -> None:
     assert made.recent(0.0)[-1].suspicions == told
 
 
+# Late news --------------------------------------------------------------------------------------
+
+
+def test_what_was_wrong_since_the_news_was_late_is_forgotten_and_what_was_right_is_not() -> None:
+    made = window(*[(96, 96)] * 3, *[(96, 0)] * 3, at=10.0)
+    for _ in range(3):
+        made.add(compared(96, 96, 0, 20.0))
+    assert made.alarmed(20.0)
+    made.mended(30.0)
+    assert made.alarmed(30.0), "nothing was wrong since"
+    made.mended(20.0)
+    assert made.alarmed(30.0), "three are left, and enough"
+    made.mended(10.0)
+    assert not made.alarmed(30.0)
+    assert [one.right for one in made.recent(30.0)] == [True] * 3
+
+
+def test_after_it_was_mended_an_alarm_needs_as_much_as_the_first() -> None:
+    made = window(*[(96, 0)] * 6)
+    assert made.alarmed(0.0)
+    made.mended(0.0)
+    for count in range(5):
+        assert not made.alarmed(1.0), count
+        made.add(compared(96, 96, 0, 1.0))
+    assert made.alarmed(1.0)
+
+
+def test_an_alarm_rests_where_nothing_wrong_came_until_the_next_wrong_one() -> None:
+    made = window(*[(96, 0)] * 6)
+    assert made.alarmed(0.0)
+    assert not made.rests(14.9, whole=True)
+    assert not made.rests(60.0, whole=False), "nobody could have heard of it"
+    assert made.rests(60.0, whole=True) and made.resting
+    assert made.rests(61.0, whole=False), "what rests is woken by nothing else"
+    made.add(compared(96, 96, 96, 62.0))
+    assert made.rests(62.0, whole=True)
+    made.add(compared(96, 96, 0, 63.0))
+    assert made.alarmed(63.0) and not made.rests(63.0, whole=True) and not made.resting
+    assert len(made.wrong(63.0)) == 7, "what is remembered stays"
+
+
 # Streams ----------------------------------------------------------------------------------------
 
 

@@ -8,7 +8,6 @@ KVPLANE_SOAK_SEED its luck. Every 2 s something breaks. Now and then all is mend
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import random
 import statistics
@@ -194,7 +193,7 @@ class Soak:
         await asyncio.sleep(QUIET_S)
         self.figures.quiet += 1
         await self.compare()
-        await until(self.equal, SETTLE_S, "an index as the engines are")
+        await self.settle()
         self.asking.set()
 
     async def compare(self) -> None:
@@ -213,13 +212,29 @@ class Soak:
                 if not told.reason:
                     figures.silent.append(where)
 
-    async def equal(self) -> bool:
-        truth = await self.siege.truth()
+    async def settle(self) -> None:
+        """All becomes exact and equal, or it is said what is left."""
+        left: list[str] = []
+
+        async def settled() -> bool:
+            left[:] = await self.left()
+            return not left
+
+        try:
+            await until(settled, SETTLE_S)
+        except AssertionError:
+            raise AssertionError(f"LEFT after {SETTLE_S:g} s: {left}") from None
+
+    async def left(self) -> list[str]:
+        """Every worker that a router does not call exact, or not as its engine is."""
+        truth, found = await self.siege.truth(), []
         for router in self.siege.urls:
-            told = await self.siege.told(router)
-            if any(one.state != "exact" or one.blocks != truth[w] for w, one in told.items()):
-                return False
-        return True
+            for worker, one in (await self.siege.told(router)).items():
+                false, missing = len(one.blocks - truth[worker]), len(truth[worker] - one.blocks)
+                if one.state != "exact" or false or missing:
+                    what = f"{one.state}: {one.reason}; {false} false, {missing} missing"
+                    found.append(f"{router} {worker} {what}")
+        return found
 
 
 async def test_after_every_quiet_moment_the_index_is_what_the_engines_hold() -> None:
@@ -249,6 +264,5 @@ async def test_after_every_quiet_moment_the_index_is_what_the_engines_hold() -> 
 
 async def at_the_end(soak: Soak) -> None:
     """Nobody asks any more: all is exact, and equal."""
-    with contextlib.suppress(AssertionError):
-        await until(soak.equal, SETTLE_S)
-    assert await soak.siege.exact() and await soak.equal()
+    await soak.settle()
+    assert await soak.siege.exact()
