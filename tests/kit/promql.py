@@ -20,6 +20,7 @@ TOKEN = re.compile(
 )
 FUNCTIONS = {
     "rate", "increase", "histogram_quantile", "sum", "max", "min", "avg", "count", "vector",
+    "max_over_time",
 }  # fmt: skip
 WORDS = {"by", "without", "and", "or", "unless", "on", "ignoring", "bool"}
 SPAN = re.compile(r"\[(\d+[smhd]|\$__rate_interval)\]")
