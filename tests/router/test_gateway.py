@@ -7,14 +7,20 @@ import json
 import random
 import time
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from kit.gatehouse import Gatehouse, gatehouse, worker
 from kit.peer import Call, Script, answer, replies
 from kit.ports import free_port
 from kit.wait import until
+from prometheus_client import CollectorRegistry
 
-from kvplane.index import chain
+from kvplane.index import View, chain
+from kvplane.router.fleet import Fleet
+from kvplane.router.gateway import Gateway
+from kvplane.router.metrics import RouterMetrics
+from kvplane.router.prompts import Prompts
 from kvplane.router.settings import BreakerSettings, DriftSettings, RetrySettings, RouterSettings
 from kvplane.tokens import Tokenizer
 from kvplane.vocabulary import (
@@ -189,6 +195,34 @@ async def test_a_worker_that_never_holds_what_was_foretold_is_doubted_and_served
         house.gateway.forget(Pod("p1"))
         _, _, headers = await house.post("/v1/chat/completions", CHAT)
         assert headers["x-kvplane-knowledge"] == "exact"
+
+
+async def test_its_check_of_the_index_hears_of_the_followers_trouble_and_when_a_request_began() -> (
+    None
+):
+    class Away:
+        ready = asyncio.Event()
+
+        def down_s(self) -> float:
+            return 4.2
+
+        def in_touch_at(self) -> float:
+            return 7.0
+
+    facts = {"p1": {"events": ("tcp://x:1",)}}
+    async with gatehouse({"p1": PREFILLED, "d1": DECODED}, KNOWING, facts=facts) as house:
+        told: list[Any] = []
+        begun = time.monotonic()
+        house.gateway.loop.answered = lambda *each: told.append(each)  # type: ignore[method-assign]
+        teach(house, "p1", 6)
+        await house.post("/v1/chat/completions", CHAT)
+        await until(lambda: told)
+        ((foretold, actual, routed),) = told
+        assert (foretold.predicted, actual) == (96, 48) and begun <= routed <= time.monotonic()
+        parts = house.legs, house.ledger, RouterMetrics(CollectorRegistry())
+        loop = Gateway(View(), Fleet(), Prompts(), *parts, follower=Away()).loop
+        assert (loop.store_down_s(), loop._in_touch_at()) == (4.2, 7.0)
+        assert loop._blind() == "the index is still being read"
 
 
 async def test_a_stream_reaches_the_client_event_by_event() -> None:
