@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import cast
 
 from xxhash import xxh3_64_intdigest
@@ -24,12 +24,14 @@ from kvplane.recall import Shelf
 from kvplane.vocabulary import BlockHash, Namespace, PrefixChain
 
 from .hashing import Tokens, chain, extend, pack, seed
+from .numerals import Numerals
 from .unrolled import Unrolled
 
 PAGE_BLOCKS = 128
-STRIDE_BLOCKS = 32  # named at once where nothing is remembered
+STRIDE_BLOCKS = 64  # named at once where nothing is remembered
 
 Page = tuple[bytes, "array[int]"]  # tokens, names
+Cut = Callable[[int, int], bytes]  # tokens from the first to before the second, packed
 
 
 class Chains:
@@ -72,18 +74,18 @@ class Chains:
         self, tokens: Tokens, namespace: Namespace, extra: Mapping[int, Sequence[str]] | None = None
     ) -> PrefixChain:
         """As chain(), but a block is named when somebody looks at it or beyond. For one thread."""
-        packed, size = pack(tokens), namespace.block_size
-        if extra or size < 1 or len(packed) <= self._stride_blocks * size * 4:
+        (count, cut), size = _packed(tokens), namespace.block_size
+        if extra or size < 1 or count <= self._stride_blocks * size:
             return self.chain(tokens, namespace, extra)  # all would be named at the first look
-        blocks = Unrolled(len(packed) // (4 * size), self._pages(seed(namespace), packed, size))
+        blocks = Unrolled(count // size, self._pages(seed(namespace), count // size, cut, size))
         # A row like the tuple it stands for, as far as anybody asks it who does not change it.
-        return PrefixChain(namespace, cast("tuple[BlockHash, ...]", blocks), len(packed) // 4)
+        return PrefixChain(namespace, cast("tuple[BlockHash, ...]", blocks), count)
 
-    def _pages(self, parent: int, packed: memoryview, size: int) -> Iterator[list[BlockHash]]:
-        remembers, step = self._shelf.most_bytes > 0, self._stride_blocks * size * 4
-        for start in range(0, len(packed) - 4 * size + 1, step):
-            page = bytes(packed[start : start + step])
-            if remembers and len(page) == step:
+    def _pages(self, parent: int, many: int, cut: Cut, size: int) -> Iterator[list[BlockHash]]:
+        remembers, step = self._shelf.most_bytes > 0, self._stride_blocks
+        for start in range(0, many, step):
+            page = cut(start * size, min(start + step, many) * size)
+            if remembers and start + step <= many:
                 names, known = self._page(parent, page, size)
             else:
                 names, known = extend(parent, page, size), False
@@ -105,3 +107,11 @@ class Chains:
         with self._lock:
             self.blocks["recalled"] += recalled
             self.blocks["hashed"] += hashed
+
+
+def _packed(tokens: Tokens) -> tuple[int, Cut]:
+    """How many there are, and what gives some of them."""
+    if isinstance(tokens, Numerals):
+        return len(tokens), tokens.packed
+    packed = pack(tokens)
+    return len(packed) // 4, lambda start, stop: bytes(packed[4 * start : 4 * stop])

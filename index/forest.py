@@ -25,6 +25,7 @@ from .ends import Ends
 from .families import Families
 from .runs import MOST_BLOCKS, Run, Slot, alone, ordinals
 from .steps import Step, settle
+from .unrolled import Unrolled
 
 MISSED = 16  # blocks looked for in vain, before the rest of them is sifted
 
@@ -254,13 +255,16 @@ class Forest:
         """
         found, path = list[tuple[int, int]](), list[Step]()
         at, end, left = 0, len(blocks), among & self.alive
+        late = blocks if isinstance(blocks, Unrolled) else None  # named no further than needed
         if left != among:
             found.append((among & ~left, 0))
         while left and at < end:
             if (run := self.heads.get(blocks[at])) is None:
                 break
             count = len(run.blocks)
-            if at + count > end or blocks[at + count - 1] != run.blocks[-1]:
+            if late is not None:
+                count = late.agreement(at, run.blocks)
+            elif at + count > end or blocks[at + count - 1] != run.blocks[-1]:
                 count = run.agreement(0, blocks, at)
             path.append((run, 0, count))
             gpu, cpu, disk, remote = run.full

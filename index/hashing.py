@@ -35,8 +35,9 @@ from xxhash import xxh3_64_intdigest
 from kvplane.vocabulary import BlockHash, Namespace, PrefixChain
 
 from .errors import BadValue
+from .numerals import Numerals
 
-Tokens: TypeAlias = "Sequence[int] | bytes | bytearray | memoryview | array[int]"
+Tokens: TypeAlias = "Sequence[int] | bytes | bytearray | memoryview | array[int] | Numerals"
 Extra: TypeAlias = Sequence[Sequence[str]]  # texts of each block; blocks beyond it have none
 
 MAX_TOKEN = 2**32 - 1
@@ -110,7 +111,9 @@ def pack(tokens: Tokens) -> memoryview:
     return memory
 
 
-def _pack_numbers(tokens: Iterable[int]) -> memoryview:
+def _pack_numbers(tokens: Iterable[int] | Numerals) -> memoryview:
+    if isinstance(tokens, Numerals):
+        return memoryview(tokens.packed(0, len(tokens)))
     try:
         packed = array("I", tokens)
     except (OverflowError, TypeError):

@@ -139,6 +139,7 @@ def _text(namespace: Namespace) -> str:
 
 
 def _middle(size: int, tokens: int, lies: Mapping[Tier, int], chains: _Chains) -> bytes:
+    """What is said of a depth; mostly all of it lies in GPU memory."""
     depth = {
         "blocks": len(chains[size].blocks) if size in chains else 0,
         "depth_blocks": tokens // size if tokens else 0,

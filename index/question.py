@@ -15,8 +15,7 @@ query string has the rest: ?model=M&adapter=A&workers=a&workers=b@1 (a salt is i
 from __future__ import annotations
 
 import re
-import struct
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any, cast
 from urllib.parse import parse_qs
@@ -27,13 +26,18 @@ from msgspec.structs import replace
 from kvplane.vocabulary import BlockHash, Namespace, PrefixChain, Worker
 
 from .errors import BadValue
-from .hashing import chain, from_hex
+from .hashing import Tokens, chain, from_hex
+from .numerals import numerals
+from .spans import cut, hexes, numbers
 
 PACKED = "application/vnd.kvplane.hashes"  # content type; clients call any bytes octet-stream
 WAYS = ("token_ids", "prompt", "messages", "block_hashes")
 _MISSING = re.compile(r"missing required field `(.+?)` - at `\$\.?(.*)`$")
 MOST_ITEMS = 4096  # images, sounds and the like of one prompt
 _FAULT = re.compile(r"Expected `(.+)`, got `.+?`(?: - at `\$\.?(.*)`)?$")
+# Bodies whose long list is read many elements at once: shorter ones are read before that has begun,
+# and of longer ones the plain way holds up nobody (desk.py).
+AT_ONCE_BYTES = range(8 * 1024, 256 * 1024)
 
 
 class Item(msgspec.Struct, frozen=True):
@@ -65,7 +69,7 @@ class Question(msgspec.Struct, frozen=True):
     adapter: str
     salt: str
     workers: tuple[Worker, ...] | None
-    tokens: Sequence[int] | None = None
+    tokens: Tokens | None = None
     hashes: tuple[BlockHash, ...] | None = None
     text: Mapping[str, Any] | None = None
     items: tuple[Item, ...] = ()
@@ -76,7 +80,7 @@ _body = msgspec.json.Decoder(_Body)
 
 def read(data: bytes, most_hashes: int) -> Question:
     """Of a JSON body. Raises BadValue naming the member, what it was and what would be right."""
-    body = _decode(data)
+    body, row = _parts(data)
     given = [way for way in WAYS if getattr(body, way) is not None]
     if len(given) != 1:
         shown = " and ".join(given) or "nothing"
@@ -89,10 +93,11 @@ def read(data: bytes, most_hashes: int) -> Question:
         body.model, body.adapter, body.salt, _workers(body.workers), items=_items(body)
     )
     if body.block_hashes is not None:
-        _few(len(body.block_hashes), most_hashes)
-        return replace(asked, hashes=_hashes(body.block_hashes))
+        found = body.block_hashes if row is None else row
+        _few(len(found), most_hashes)
+        return replace(asked, hashes=_hashes(body.block_hashes) if row is None else row)
     if body.token_ids is not None:
-        return replace(asked, tokens=body.token_ids)
+        return replace(asked, tokens=body.token_ids if row is None else row)
     return replace(asked, text=msgspec.json.decode(data))
 
 
@@ -103,12 +108,33 @@ def read_packed(data: bytes, query: str, most_hashes: int) -> Question:
     _few(len(data) // 8, most_hashes)
     told = parse_qs(query, keep_blank_values=True) if query else {}
     model, adapter = (told.get(name, [""])[-1] for name in ("model", "adapter"))
-    return Question(model, adapter, "", _workers(told.get("workers")), hashes=_numbers(data, "<"))
+    return Question(
+        model, adapter, "", _workers(told.get("workers")), hashes=_named(data, "little")
+    )
 
 
 def _few(count: int, most: int) -> None:
     if count > most:
         raise BadValue("block_hashes", count, f"at most {most} hashes")
+
+
+def _parts(data: bytes) -> tuple[_Body, Any]:
+    """The body, and its long list where that is made of it at once: the body's own is empty then.
+    What cannot be, or is wrong, is for the plain way."""
+    for name, made in _MADE if len(data) in AT_ONCE_BYTES else ():
+        parts = cut(data, name)
+        if parts is not None and (row := made(parts[1])) is not None:
+            with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+                body = _body.decode(parts[0])
+                if getattr(body, name) == []:
+                    return body, row
+    return _decode(data), None
+
+
+_MADE: tuple[tuple[str, Callable[[bytes], Any]], ...] = (
+    ("token_ids", numerals),
+    ("block_hashes", hexes),
+)
 
 
 def _decode(data: bytes) -> _Body:
@@ -175,7 +201,7 @@ def _hashes(texts: list[str]) -> tuple[BlockHash, ...]:
         with suppress(ValueError):
             packed = bytes.fromhex(joined)
             if len(packed) == 8 * many:
-                return _numbers(packed, ">")
+                return _named(packed, "big")
     found = []
     for at, text in enumerate(texts):
         try:
@@ -185,8 +211,9 @@ def _hashes(texts: list[str]) -> tuple[BlockHash, ...]:
     return tuple(found)
 
 
-def _numbers(packed: bytes, order: str) -> tuple[BlockHash, ...]:
-    return cast("tuple[BlockHash, ...]", struct.unpack(f"{order}{len(packed) // 8}Q", packed))
+def _named(packed: bytes, order: str) -> tuple[BlockHash, ...]:
+    """A row like the tuple it stands for, as far as anybody asks it who does not change it."""
+    return cast("tuple[BlockHash, ...]", numbers(packed, order))
 
 
 def chains(

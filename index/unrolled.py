@@ -4,10 +4,13 @@ Pure. Whoever ranks looks a run ahead and stops where nobody holds more, so the 
 that is new everywhere is never hashed. chains.py fills it. Open it to change what looking costs.
 
     asked for [127]     b0 .. b127 are named now     asked for its length     nothing is
+    beside a run that holds b0 .. b511 of it, but parts from it at b100      hardly more than these
 """
 
 from __future__ import annotations
 
+from array import array
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import overload
 
@@ -41,3 +44,16 @@ class Unrolled(Sequence[BlockHash]):
     def _unroll(self, many: int) -> None:
         while len(self._found) < many and (page := next(self._pages, None)) is not None:
             self._found += page
+
+    def agreement(self, at: int, run: array[int]) -> int:
+        """How many blocks of `run` are those from `at` on; the first is known to be."""
+        found, most, same = self._found, min(len(run), self._count - at), 1
+        while same < most:
+            self._unroll(at + same + 1)
+            known = min(len(found) - at, most)
+            assert known > same, "pages bring as many names as were promised"
+            if found[at + known - 1] != run[known - 1]:  # equality is monotone: see runs.py
+                alike = range(same, known)
+                return same + bisect_left(alike, True, key=lambda n: found[at + n] != run[n])
+            same = known
+        return same

@@ -75,7 +75,7 @@ def test_hashes_have_their_items_already() -> None:
     body = {"model": "m", "block_hashes": ["0" * 16], "items": [item()]}
     with pytest.raises(BadValue, match="items: 1 is wrong, must be left out"):
         read(msgspec.json.encode(body), 100)
-    assert read(msgspec.json.encode({**body, "items": []}), 100).hashes == (0,)
+    assert list(read(msgspec.json.encode({**body, "items": []}), 100).hashes or ()) == [0]
 
 
 HEX = [f"{number * 0x9E3779B97F4A7C15 % 2**64:016x}" for number in range(40)]
@@ -85,7 +85,7 @@ HEX = [f"{number * 0x9E3779B97F4A7C15 % 2**64:016x}" for number in range(40)]
 def test_hashes_are_read_whatever_their_letters(many: int) -> None:
     texts = [text.upper() if at % 3 else text for at, text in enumerate(HEX[:many])]
     found = read(msgspec.json.encode({"block_hashes": texts}), 100).hashes
-    assert found == tuple(int(text, 16) for text in texts)
+    assert found is not None and list(found) == [int(text, 16) for text in texts]
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,9 @@ def test_only_what_is_looked_at_is_hashed() -> None:
     found = chains.unrolled(TOKENS, SPACE)
     assert len(found.blocks) == 300 and chains.blocks["hashed"] == 0
     assert found.blocks[0] == WHOLE.blocks[0] and chains.blocks["hashed"] == STRIDE_BLOCKS
-    assert found.blocks[40] == WHOLE.blocks[40] and chains.blocks["hashed"] == 2 * STRIDE_BLOCKS
+    beyond = STRIDE_BLOCKS + 8
+    assert found.blocks[beyond] == WHOLE.blocks[beyond]
+    assert chains.blocks["hashed"] == 2 * STRIDE_BLOCKS
     assert found.blocks[3] and chains.blocks["hashed"] == 2 * STRIDE_BLOCKS
 
 
@@ -52,6 +54,17 @@ def test_a_prompt_is_hashed_as_far_as_it_is_held(held: int) -> None:
     (found,) = rank(view, chains.unrolled(TOKENS, SPACE), [worker])
     assert (found.depth_blocks, found.blocks) == (held, 300 if held else 0)
     assert chains.blocks["hashed"] <= held + STRIDE_BLOCKS
+
+
+@pytest.mark.parametrize("parts", [0, 1, 2, 63, 64, 65, 128, 200, 299, 300])
+def test_a_prompt_that_parts_from_a_longer_run_is_hashed_hardly_further(parts: int) -> None:
+    view, one, two = View(), Worker(Pod("one")), Worker(Pod("two"))
+    chains, other = Chains(), chain(TOKENS[: 4 * parts] + [7] * len(TOKENS), SPACE)
+    for worker, blocks in ((one, other.blocks), (two, other.blocks[:40])):
+        view.apply(Stored(worker, Epoch(1), Tier.GPU, None, blocks, 4))
+    found = rank(view, chains.unrolled(TOKENS, SPACE), [one, two])
+    assert {held.worker: held.depth_blocks for held in found} == {one: parts, two: min(parts, 40)}
+    assert chains.blocks["hashed"] <= parts + STRIDE_BLOCKS
 
 
 def test_pages_that_end_early_are_an_end() -> None:

@@ -1,0 +1,67 @@
+"""Spans: the long list of a JSON body, taken out of it before the rest is read.
+
+Pure. Thousands of numbers or names are read many at once where they look as programs write them
+(numerals.py, and hexes below); the plain way makes an object of each. Open it to change how such a
+list is found.
+
+    {"model": "m", "token_ids": [17, 4]}  ->  {"model": "m", "token_ids": []}  and  17, 4
+
+What is taken out has to be the list that a reader of the whole finds. Where there is no backslash,
+quotes begin and end strings in turn: so a name between two of them that a colon follows is a key.
+Where it is there once, and a reader of the rest finds an empty list under it, it stood for that.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from array import array
+from binascii import Error, unhexlify
+
+import numpy as np
+
+_OPENED = re.compile(rb"\s*:\s*\[")
+_BETWEEN = (b", ", b",")
+_NAMES = {  # by what stands between two of them
+    between: np.dtype([("opens", "V1"), ("digits", "V16"), ("closes", f"V{1 + len(between)}")])
+    for between in _BETWEEN
+}
+
+
+def cut(data: bytes, name: str) -> tuple[bytes, bytes] | None:
+    """The rest, and what stood between the brackets; None where that is not sure."""
+    key = b'"%b"' % name.encode()
+    at = data.find(key)
+    opened = _OPENED.match(data, at + len(key)) if at >= 0 else None
+    if opened is None or (end := data.find(b"]", opened.end())) < 0:
+        return None
+    rest = data[: opened.end()] + data[end:]
+    if b"\\" in rest or rest.count(key) != 1:
+        return None
+    return rest, data[opened.end() : end]
+
+
+def hexes(text: bytes) -> array[int] | None:
+    """Numbers of 16 hex digits in quotes, as json.dumps or JSON.stringify write them; None where
+    it is for the plain way."""
+    between = b", " if text[18:20] == b", " else b","
+    row = _NAMES[between]
+    if not text or (len(text) + len(between)) % row.itemsize:
+        return None
+    rows = np.frombuffer(text + between, row)
+    if rows["opens"].tobytes() != b'"' * len(rows):
+        return None
+    if rows["closes"].tobytes() != (b'"' + between) * len(rows):
+        return None
+    try:
+        return numbers(unhexlify(rows["digits"].tobytes()), "big")
+    except Error:  # a letter that is no digit
+        return None
+
+
+def numbers(packed: bytes, order: str) -> array[int]:
+    """Of 8 bytes each, which are "big" or "little" end first."""
+    found = array("Q", packed)
+    if order != sys.byteorder:
+        found.byteswap()
+    return found
