@@ -72,11 +72,11 @@ class Lines:
             by_depth.setdefault(depth, []).append(group)
         groups = [group for some in by_depth.values() for group in some]
         parts = [
-            bundles.write(by_depth[depth], _middle(size, depth * size, {Tier.GPU: depth}, chains))
+            bundles.write(by_depth[depth], _middle(size, depth * size, None, chains))
             for depth in sorted(by_depth, reverse=True)
         ]
         if others := bundles.rest(groups):
-            parts.append(bundles.write([others], _middle(size, 0, {}, chains)))
+            parts.append(bundles.write([others], _middle(size, 0, None, chains)))
         return size if groups else min(chains), parts
 
     def _each(
@@ -95,7 +95,7 @@ class Lines:
                 middle, last = _middle(mine, tokens[at], below[listed[at]], chains), (-1, -1)
             elif last != (mine, tokens[at]):  # mostly the same as the one before
                 last = mine, tokens[at]
-                middle = _middle(*last, {Tier.GPU: last[1] // mine} if last[1] else {}, chains)
+                middle = _middle(*last, None, chains)
             parts += (head, middle, tail)
         return size, parts
 
@@ -138,12 +138,23 @@ def _text(namespace: Namespace) -> str:
     return namespace.text()
 
 
-def _middle(size: int, tokens: int, lies: Mapping[Tier, int], chains: _Chains) -> bytes:
-    """What is said of a depth; mostly all of it lies in GPU memory."""
-    depth = {
-        "blocks": len(chains[size].blocks) if size in chains else 0,
-        "depth_blocks": tokens // size if tokens else 0,
+def _middle(size: int, tokens: int, lies: Mapping[Tier, int] | None, chains: _Chains) -> bytes:
+    """What is said of a depth; None: all of it lies in GPU memory, as most do."""
+    blocks = len(chains[size].blocks) if size in chains else 0
+    depth = tokens // size if tokens else 0
+    if lies is None:
+        return _IN_GPU % (blocks, depth, tokens, depth)
+    return _depth(blocks, depth, tokens, lies)
+
+
+def _depth(blocks: int, depth: int, tokens: int, lies: Mapping[Tier, int]) -> bytes:
+    told = {
+        "blocks": blocks,
+        "depth_blocks": depth,
         "depth_tokens": tokens,
         "tiers": answers.shown_tiers(lies),
     }
-    return _encode(depth)[1:-1]
+    return _encode(told)[1:-1]
+
+
+_IN_GPU = _depth(0, 0, 0, {}).replace(b"0", b"%d", 4)  # the fourth is the first of the tiers

@@ -72,6 +72,7 @@ def said(data: bytes, at_once: range) -> Any:
 @example(b'{"model": "m", "token_ids": [1, 2], "token\\u005fids": [3]}')
 @example(b'{"model": "m", "token\\u005fids": [3], "token_ids": [-1, 2]}')
 @example(b'{"model": "m", "x": {"token_ids": [1, 2]}, "token_ids": []}')
+@example(b'{"x": {"token_ids": [1, 2]}, "block_hashes": ["0123456789abcdef"]}')
 @example(b'{"model": "m", "token_ids": [1, 02]}')
 @example(b'{"model": "m", "token_ids": [4294967296, 1]}')
 @example(b'{"token_ids": [1, 2], "model": "m"')
