@@ -222,8 +222,8 @@ class Soak:
 
         try:
             await until(settled, SETTLE_S)
-        except AssertionError:
-            raise AssertionError(f"LEFT after {SETTLE_S:g} s: {left}") from None
+        except AssertionError as error:
+            raise AssertionError(f"LEFT after at most {SETTLE_S:g} s: {left}") from error
 
     async def left(self) -> list[str]:
         """Every worker that a router does not call exact, or not as its engine is."""
