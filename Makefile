@@ -49,8 +49,12 @@ check: $(VENV)/.test
 	$(BIN)/ruff check $(SOURCE)
 	$(BIN)/mypy
 
+# The workers of a fresh copy would each compile all of it at once: here one does, beside mypy.
+$(VENV)/.warm: $(VENV)/.test
+	@touch $@; $(BIN)/pytest --collect-only -q >/dev/null 2>&1 &
+
 # A file stays with one worker, so that planes of processes are started once; in the order of conftest.py.
-test: check
+test: $(VENV)/.warm check
 	$(BIN)/pytest -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 # The packages of these backends are big, and nixl-cu12 asks for torch, which host memory needs not:

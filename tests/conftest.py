@@ -13,6 +13,11 @@ from hypothesis import HealthCheck, settings
 from kit.clock import FakeClock
 from kit.redis import launched, real_redis
 
+from kvplane.__main__ import LOOKS_WHILE_LOADING
+from kvplane.runtime import spare_garbage_looks
+
+gc.set_threshold(*LOOKS_WHILE_LOADING)  # until all is collected: what is imported stays
+
 # A slow machine is no finding: an example has no deadline, a test has one (pytest-timeout).
 settings.register_profile("kvplane", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("kvplane")
@@ -40,9 +45,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Thousands of tests are no garbage: a collection in the middle of one need not look there."""
-    gc.collect()
-    gc.freeze()
+    """Thousands of tests are no garbage: from here on as in a command that serves."""
+    spare_garbage_looks()
 
 
 def _place(item: pytest.Item) -> int:

@@ -178,6 +178,7 @@ def test_what_make_would_do_is_what_is_there(line: str) -> None:
 def test_make_test_begins_with_make_check_and_runs_pytest() -> None:
     check, test = (make("-n", word).stdout.splitlines() for word in ("check", "test"))
     assert [line.split()[0].rpartition("/")[2] for line in check[-3:]] == ["ruff", "ruff", "mypy"]
+    test = [line for line in test if not line.endswith("&")]  # in a fresh copy, beside the check
     assert test[: len(check)] == check and test[len(check)].startswith(".venv/bin/pytest")
 
 

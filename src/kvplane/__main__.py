@@ -7,6 +7,7 @@ Imports almost nothing before main() runs, so that an early Ctrl-C finds no trac
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -23,10 +24,15 @@ if TYPE_CHECKING:
 # four engines share the cores of one machine. Has to be set before numpy is imported anywhere.
 BLAS = ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")
 
+# What is loaded stays: at the 700 of Python an eighth of the start were looks at it for garbage.
+# A command that serves sets its own when all is loaded (runtime.py).
+LOOKS_WHILE_LOADING = (50_000, 20, 10)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit status."""
     _end_at_once_by_ctrl_c()
+    gc.set_threshold(*LOOKS_WHILE_LOADING)
     from kvplane import logs
     from kvplane.settings import BadSetting
 
