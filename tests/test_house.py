@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import re
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -54,12 +55,14 @@ def name_of(path: Path) -> str:
     return shown.as_posix()
 
 
-every_file = pytest.mark.parametrize("path", files(), ids=name_of)
-
-
 @cache
 def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), str(path))
+
+
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    return list(ast.walk(tree_of(path)))
 
 
 @cache
@@ -74,7 +77,7 @@ def kind_of(path: Path) -> str | None:
 def imports(path: Path) -> list[tuple[int, str, tuple[str, ...]]]:
     """(level, module, names) of every import in the file, also those inside functions."""
     found: list[tuple[int, str, tuple[str, ...]]] = []
-    for node in ast.walk(tree_of(path)):
+    for node in nodes(path):
         if isinstance(node, ast.Import):
             found += [(0, alias.name, ()) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
@@ -119,58 +122,118 @@ def test_every_folder_of_the_plan_is_there_and_linked_under_one_import_name() ->
             assert (ROOT / package / seam / "base.py").exists(), f"{package}/{seam}"
 
 
-@every_file
-def test_a_file_is_small(path: Path) -> None:
-    assert len(path.read_text().splitlines()) <= MOST_LINES
+def a_file_is_small(path: Path) -> Iterator[str]:
+    lines = len(path.read_text().splitlines())
+    if lines > MOST_LINES:
+        yield f"{lines} lines"
 
 
-@every_file
-def test_a_function_is_small(path: Path) -> None:
-    for node in ast.walk(tree_of(path)):
+def a_function_is_small(path: Path) -> Iterator[str]:
+    for node in nodes(path):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
-            assert length <= MOST_FUNCTION_LINES, f"{node.name}: {length} lines"
+            if length > MOST_FUNCTION_LINES:
+                yield f"{node.name}: {length} lines"
 
 
-@every_file
-def test_a_file_says_what_it_is(path: Path) -> None:
-    text = ast.get_docstring(tree_of(path))
-    assert text, "no docstring"
+def a_file_says_what_it_is(path: Path) -> Iterator[str]:
+    if not ast.get_docstring(tree_of(path)):
+        yield "no docstring"
     inside = path.parent.name in PACKAGES or path.parent.parent.name in PACKAGES
-    if inside and path.name not in ("__init__.py", "settings.py", "errors.py", "metrics.py"):
-        assert kind_of(path), f"docstring names none of {KINDS}"
+    free = path.name in ("__init__.py", "settings.py", "errors.py", "metrics.py")
+    if inside and not free and not kind_of(path):
+        yield f"docstring names none of {KINDS}"
 
 
-@every_file
-def test_files_that_a_docstring_names_exist(path: Path) -> None:
+@cache
+def known() -> set[str]:
+    return {file.name for file in (*files(), *Path(__file__).parent.rglob("*.py"))}
+
+
+def files_that_a_docstring_names_exist(path: Path) -> Iterator[str]:
     """A reader follows them; a file that was renamed leaves none behind."""
-    known = {file.name for file in (*files(), *Path(__file__).parent.rglob("*.py"))}
     kinds = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
-    for node in ast.walk(tree_of(path)):
+    for node in nodes(path):
         text = (ast.get_docstring(node) or "") if isinstance(node, kinds) else ""
         for name in re.findall(r"\b[a-z_]+\.py\b", text):
-            assert name in known, f"names {name}, which is nowhere"
+            if name not in known():
+                yield f"names {name}, which is nowhere"
 
 
-@every_file
-def test_everything_public_has_a_docstring(path: Path) -> None:
+def everything_public_has_a_docstring(path: Path) -> Iterator[str]:
     for node in tree_of(path).body:
         named = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-        if named and not node.name.startswith("_"):
-            assert ast.get_docstring(node), node.name
+        if named and not node.name.startswith("_") and not ast.get_docstring(node):
+            yield f"{node.name} has none"
 
 
-@every_file
-def test_a_pure_file_touches_nothing_outside(path: Path) -> None:
+def a_pure_file_touches_nothing_outside(path: Path) -> Iterator[str]:
     if kind_of(path) != "Pure":
         return
     for level, module, _ in imports(path):
-        if level == 0:
-            assert not {module, module.split(".")[0]} & EDGES, module
-    for node in ast.walk(tree_of(path)):
+        if level == 0 and {module, module.split(".")[0]} & EDGES:
+            yield f"imports {module}"
+    for node in nodes(path):
         if isinstance(node, ast.Call):
             called, member = getattr(node.func, "id", ""), getattr(node.func, "attr", "")
-            assert called not in CALLS and member not in READS, f"{called}{member}: {node.lineno}"
+            if called in CALLS or member in READS:
+                yield f"calls {called}{member} in line {node.lineno}"
+
+
+def no_file_imports_a_bare_package(path: Path) -> Iterator[str]:
+    for level, module, _ in imports(path):
+        if not level and module.split(".")[0] in PACKAGES:
+            yield f"imports {module}"
+
+
+RULES = (
+    a_file_is_small,
+    a_function_is_small,
+    a_file_says_what_it_is,
+    files_that_a_docstring_names_exist,
+    everything_public_has_a_docstring,
+    a_pure_file_touches_nothing_outside,
+    no_file_imports_a_bare_package,
+)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
+def test_in_every_file(rule: Callable[[Path], Iterator[str]]) -> None:
+    said = {name_of(path): list(rule(path)) for path in files()}
+    assert len(said) > 300
+    assert {name: faults for name, faults in said.items() if faults} == {}
+
+
+BAD = '''"""Bad. Pure. See nowhere_at_all.py."""
+import index
+import socket
+
+
+def open_it():
+    return open("x")
+
+
+def long():
+    """Long."""
+''' + "    pass\n" * MOST_LINES  # fmt: skip
+FAULTS = (
+    ["311 lines"],
+    ["long: 302 lines"],
+    [],
+    ["names nowhere_at_all.py, which is nowhere"],
+    ["open_it has none"],
+    ["imports socket", "calls open in line 7"],
+    ["imports index"],
+)
+
+
+@pytest.mark.parametrize(("rule", "faults"), list(zip(RULES, FAULTS, strict=True)))
+def test_a_file_that_breaks_it_is_named(
+    rule: Callable[[Path], Iterator[str]], faults: list[str], tmp_path: Path
+) -> None:
+    bad = tmp_path / "bad.py"
+    bad.write_text(BAD)
+    assert list(rule(bad)) == faults
 
 
 def pure_to_edge() -> set[tuple[str, str]]:
@@ -238,12 +301,6 @@ def test_the_ground_floor_knows_nobody(name: str) -> None:
     for level, module, _ in imports(SOURCE / f"{name}.py"):
         assert level == 0
         assert not module.startswith("kvplane") or module.split(".")[1:2] in ([g] for g in GROUND)
-
-
-@every_file
-def test_no_file_imports_a_bare_package(path: Path) -> None:
-    for level, module, _ in imports(path):
-        assert level or module.split(".")[0] not in PACKAGES, module
 
 
 def test_every_seam_has_a_contract_suite() -> None:
