@@ -10,7 +10,7 @@ of a run is found.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from .places import FAMILIES, Places
 from .runs import Run
@@ -70,7 +70,7 @@ class Families:
                 run = run.next
         return None, -1
 
-    def sift(self, blocks: Sequence[int]) -> list[int]:
+    def sift(self, blocks: array[int]) -> array[int]:
         """Those of many blocks that are worth looking for."""
         return self._places.sift(blocks)
 

@@ -61,6 +61,8 @@ class Forest:
 
     def store(self, slot: Slot, parent: int | None, blocks: Sequence[int]) -> int:
         """A slot holds these chained blocks now; returns how many it did not hold before."""
+        if not isinstance(blocks, array):
+            blocks = array("Q", blocks)
         added, at, count = 0, 0, len(blocks)
         run: Run | None = None
         while at < count:
@@ -105,7 +107,7 @@ class Forest:
                 return guess, at
         return self._families.find(block)
 
-    def _grow(self, run: Run, blocks: Sequence[int], at: int) -> int:
+    def _grow(self, run: Run, blocks: array[int], at: int) -> int:
         """Blocks that nobody told of go to the end of a run; returns how many."""
         mine = run.blocks
         fresh = blocks[at : at + MOST_BLOCKS - len(mine)]
@@ -117,12 +119,11 @@ class Forest:
             self.tails.pop(mine[-1], None)
         else:
             self.heads[fresh[0]] = run
-        more = array("Q", fresh)
-        mine.extend(more)
+        mine.extend(fresh)
         self.tails[fresh[-1]] = run
-        self.blocks += len(more)
-        self._families.note(run.family, more)
-        return len(more)
+        self.blocks += len(fresh)
+        self._families.note(run.family, fresh)
+        return len(fresh)
 
     def _home(self, slot: Slot, parent: int | None, above: Run | None, first: int) -> Run:
         """The run to append to: the parent's, where nobody else would be dragged along."""
@@ -139,6 +140,8 @@ class Forest:
 
     def remove(self, slot: Slot, blocks: Sequence[int]) -> int:
         """A slot no longer holds these blocks, in any order; returns how many it did hold."""
+        if not isinstance(blocks, array):
+            blocks = array("Q", blocks)
         gone, at, missed = 0, 0, 0
         while at < len(blocks):
             run, near = self._place(slot, blocks[at])

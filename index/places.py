@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from itertools import accumulate
 from sys import byteorder
 
@@ -62,17 +62,16 @@ class Places:
             low, high = words.searchsorted(first), words.searchsorted(first | _LOW, "right")
             yield from (words[low:high] & _LOW).tolist()
 
-    def sift(self, blocks: Sequence[int]) -> list[int]:
+    def sift(self, blocks: array[int]) -> array[int]:
         """Those of many that may have been put in, in order: a small part of as many `find`s."""
         if self._told:
             self._sort()
-        asked = np.array(blocks, np.uint64)
+        asked = np.frombuffer(blocks, np.uint64)
         first, there = asked & _HIGH, np.zeros(len(asked), bool)
         for words in self._segments:
             at = np.minimum(words.searchsorted(first), len(words) - 1)
             there |= words[at] & _HIGH == first
-        found: list[int] = asked[there].tolist()
-        return found
+        return array("Q", asked[there].tobytes())
 
     def bytes(self) -> int:
         """What all this weighs."""

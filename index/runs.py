@@ -60,13 +60,13 @@ class Run(msgspec.Struct, gc=False, eq=False):
             at = data.find(wanted, at + 1)
         return at >> 3
 
-    def ending(self, asked: Sequence[int], start: int) -> int:
+    def ending(self, asked: array[int], start: int) -> int:
         """How many blocks `asked[start:]` tells from the last one backwards, as caches let go of a
         prompt: all that are left, or all of the run; else 0."""
         mine = self.blocks[start - len(asked) :]
         mine.reverse()
         many = len(mine)
-        return many if mine == array("Q", asked[start : start + many]) else 0
+        return many if mine == asked[start : start + many] else 0
 
     def agreement(self, at: int, asked: Sequence[int], start: int) -> int:
         """How many blocks from position `at` equal `asked[start:]`; the first is known to."""
@@ -83,7 +83,7 @@ class Run(msgspec.Struct, gc=False, eq=False):
                 most = middle
         return low
 
-    def stretch(self, asked: Sequence[int], start: int, near: int) -> tuple[int, int]:
+    def stretch(self, asked: array[int], start: int, near: int) -> tuple[int, int]:
         """Lowest position of the blocks from `asked[start]` on that lie side by side here, in
         either direction, and how many; the first is known to be at `near`."""
         blocks, at, left = self.blocks, near, len(asked) - start
@@ -206,9 +206,9 @@ def alone(slot: Slot) -> Full:
     return gpu, cpu, disk, remote
 
 
-def _alike(mine: array[int], asked: Sequence[int]) -> int:
+def _alike(mine: array[int], asked: array[int]) -> int:
     """How many of two equally long rows are equal, from the first on."""
-    if mine.tolist() == list(asked):
+    if mine == asked:
         return len(mine)
     return next(at for at, (one, other) in enumerate(zip(mine, asked, strict=True)) if one != other)
 

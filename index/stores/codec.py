@@ -17,9 +17,10 @@ Worker and epoch of every change are those of the entry.
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from sys import byteorder
 from typing import Any
 
 import msgspec
@@ -41,6 +42,7 @@ from kvplane.vocabulary import (
 )
 
 VERSION = 2
+_BIG = byteorder == "big"  # then numbers lie the other way round than in the stream
 
 
 def encode(changes: Iterable[Change]) -> bytes:
@@ -87,6 +89,39 @@ class _Known(msgspec.Struct, array_like=True, tag="k", frozen=True, gc=False):
     by: str
 
 
+class Blocks(array):  # type: ignore[type-arg]  # takes none before Python 3.12
+    """Blocks of a change, side by side as they came: equal to the tuple of them. A view looks at
+    the first and the last of most, so that no number has to be made of the others."""
+
+    __slots__ = ()
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, (tuple, Blocks)):
+            return tuple(self) == tuple(other)
+        return NotImplemented
+
+    def __hash__(self) -> int:  # type: ignore[override]  # a change is frozen
+        return hash(tuple(self))
+
+
+def pack_blocks(blocks: Sequence[int]) -> bytes:
+    """8 bytes a block."""
+    found = array("Q", blocks)
+    if _BIG:
+        found.byteswap()
+    return found.tobytes()
+
+
+def _swapped(data: bytes) -> Blocks:
+    found = Blocks("Q", data)
+    found.byteswap()
+    return found
+
+
+# The reverse of pack_blocks; raises ValueError for a part of a block.
+unpack_blocks: Callable[[bytes], Any] = _swapped if _BIG else partial(Blocks, "Q")
+
+
 _read = msgspec.msgpack.Decoder(list[_Stored | _Removed | _Cleared | _Known]).decode
 
 
@@ -106,21 +141,6 @@ def decode(data: bytes, worker: Worker, epoch: Epoch) -> tuple[Change, ...]:
                 changes.append(Cleared(worker, epoch, one.reason, one.tier))
             else:
                 changes.append(Known(worker, epoch, one.state, one.reason, one.since, one.by))
-    except (msgspec.MsgspecError, struct.error) as error:
+    except (msgspec.MsgspecError, ValueError) as error:
         raise ValueError(f"changes of {worker}: {error}") from None
     return tuple(changes)
-
-
-def pack_blocks(blocks: Sequence[int]) -> bytes:
-    """8 bytes a block."""
-    return _form(len(blocks)).pack(*blocks)
-
-
-def unpack_blocks(data: bytes) -> tuple[BlockHash, ...]:
-    """The reverse of pack_blocks."""
-    return _form(len(data) // 8).unpack(data)
-
-
-@lru_cache(maxsize=1024)
-def _form(count: int) -> struct.Struct:
-    return struct.Struct(f"<{count}Q")

@@ -11,6 +11,7 @@ decision.
 from __future__ import annotations
 
 import json
+from collections import abc
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NewType
@@ -156,7 +157,7 @@ class PrefixChain:
     tokens: int = 0  # length of the whole prompt, partial block included
 
 
-class Group(msgspec.Struct, frozen=True):
+class Group(msgspec.Struct, frozen=True, gc=False):
     """A KV cache group of a hybrid model beside the counted one: it caps how much is usable."""
 
     number: int  # as the engine counts its groups
@@ -165,33 +166,32 @@ class Group(msgspec.Struct, frozen=True):
     block_size: int = 0  # tokens, a multiple of the counted blocks'; 0 = theirs
 
 
-class Stored(msgspec.Struct, frozen=True):
+class Stored(msgspec.Struct, frozen=True, gc=False):
     """A worker holds these chained blocks in this tier now.
 
     With a `group` it is that group which holds them, named as the counted group names the same
-    prefix; no blocks at all say that the group exists.
-    """
+    prefix; no blocks at all say that the group exists."""
 
     worker: Worker
     epoch: Epoch
     tier: Tier
     parent: BlockHash | None  # the block before the first; None at the root of a prompt
-    blocks: tuple[BlockHash, ...]
+    blocks: abc.Sequence[BlockHash]
     block_size: int  # tokens
     group: Group | None = None  # None = the group that is counted
 
 
-class Removed(msgspec.Struct, frozen=True):
+class Removed(msgspec.Struct, frozen=True, gc=False):
     """A worker no longer holds any copy of these blocks in this tier."""
 
     worker: Worker
     epoch: Epoch
     tier: Tier
-    blocks: tuple[BlockHash, ...]
+    blocks: abc.Sequence[BlockHash]
     group: int | None = None  # number; None = the group that is counted
 
 
-class Cleared(msgspec.Struct, frozen=True):
+class Cleared(msgspec.Struct, frozen=True, gc=False):
     """All a worker held (in one tier, or in every) is void; `epoch` is the life from now on."""
 
     worker: Worker
@@ -200,7 +200,7 @@ class Cleared(msgspec.Struct, frozen=True):
     tier: Tier | None = None
 
 
-class Known(msgspec.Struct, frozen=True):
+class Known(msgspec.Struct, frozen=True, gc=False):
     """How far the index may be believed about a worker from now on, and why in words."""
 
     worker: Worker

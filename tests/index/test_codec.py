@@ -60,7 +60,19 @@ changes: st.SearchStrategy[Change] = st.one_of(
 
 @given(st.lists(changes, max_size=6))
 def test_changes_come_back(some: list[Change]) -> None:
-    assert codec.decode(codec.encode(some), A, ONE) == tuple(some)
+    again = codec.decode(codec.encode(some), A, ONE)
+    assert again == tuple(some)
+    assert tuple(some) == again
+    assert set(map(hash, again)) == set(map(hash, some))
+    assert codec.encode(again) == codec.encode(some)
+
+
+@given(st.lists(hashes, max_size=9), st.lists(hashes, max_size=9))
+def test_blocks_that_were_read_equal_a_row_of_the_same(some: list[int], others: list[int]) -> None:
+    read, other = (codec.unpack_blocks(codec.pack_blocks(blocks)) for blocks in (some, others))
+    assert read == tuple(some) and tuple(some) == read and hash(read) == hash(tuple(some))
+    assert (read == other) == (read == tuple(others)) == (some == others)
+    assert read != some  # as a tuple is no list
 
 
 @pytest.mark.parametrize(
