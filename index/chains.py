@@ -23,7 +23,7 @@ from xxhash import xxh3_64_intdigest
 from kvplane.recall import Shelf
 from kvplane.vocabulary import BlockHash, Namespace, PrefixChain
 
-from .hashing import Tokens, chain, extend, pack, seed
+from .hashing import Tokens, chain, chained, extend, pack, seed
 from .numerals import Numerals
 from .unrolled import Unrolled
 
@@ -88,7 +88,7 @@ class Chains:
             if remembers and start + step <= many:
                 names, known = self._page(parent, page, size)
             else:
-                names, known = extend(parent, page, size), False
+                names, known = chained(parent, page, size), False
             self._count(*((len(names), 0) if known else (0, len(names))))
             yield names
             parent = names[-1]

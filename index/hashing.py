@@ -84,10 +84,16 @@ def _extend(parent: int, packed: memoryview, block_size: int, extra: Extra) -> l
         parent = digest(packed[start : start + step], within)
         found.append(BlockHash(parent))
     rest = packed[len(found) * step : len(packed) // step * step]
-    if rest:  # cut up in one go: a slice for each block would cost as much as its hash
-        chained = [parent := digest(piece, parent) for (piece,) in iter_unpack(f"{step}s", rest)]
-        found += cast("list[BlockHash]", chained)
-    return found
+    return found + chained(parent, rest, block_size)
+
+
+def chained(parent: int, packed: bytes | memoryview, block_size: int) -> list[BlockHash]:
+    """As extend(), of what is whole blocks already."""
+    digest = xxh3_64_intdigest
+    # Cut up in one go: a slice for each block would cost as much as its hash.
+    pieces = iter_unpack(f"{4 * block_size}s", packed)
+    found = [parent := digest(piece, parent) for (piece,) in pieces]
+    return cast("list[BlockHash]", found)
 
 
 def _canonical(texts: Sequence[str]) -> bytes:

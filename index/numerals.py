@@ -2,7 +2,7 @@
 
 Pure. To make a number of each of 8 k token ids takes longer than all else that a question does, and
 most prompts are new from some block on. So the text is only looked through, many letters at once:
-it has to be whole numbers below 10,000,000, side by side as json.dumps or JSON.stringify write
+it has to be whole numbers of 7 digits at most, side by side as json.dumps or JSON.stringify write
 them. question.py has anything else read in the plain way, which also says what is wrong with it.
 Open it to change what such a look accepts.
 
@@ -11,15 +11,15 @@ Open it to change what such a look accepts.
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
 PIECE_BYTES = 8 * 1024  # of text that is read at once: about a thousand numbers
 
-_COMMA, _BLANK, _ZERO = b", 0"
-_Truths = npt.NDArray[np.bool_]
+_COMMA, _BLANK, _ZERO, _NINE = b", 09"
+_TWO = 0x0101  # bytes that are both True
+Letters = npt.NDArray[np.uint8]
+Truths = npt.NDArray[np.bool_]
 
 
 class Numerals:
@@ -48,34 +48,39 @@ class Numerals:
 def numerals(text: bytes) -> Numerals | None:
     """What stands between the brackets of a list; None where it is for the plain way."""
     letters = np.frombuffer(text, np.uint8)
-    digit, comma = (letters - _ZERO) < 10, letters == _COMMA
+    if not text or letters.max() > _NINE or text[0] < _ZERO:
+        return None
+    comma, digit = letters == _COMMA, letters >= _ZERO
     commas = _many(comma)
     others = len(text) - commas - _many(digit)
-    if others not in (0, commas) or not digit[:1].all() or not text:
+    if others not in (0, commas):
         return None
     if others and _many(comma[:-1] & (letters[1:] == _BLANK)) != commas:
-        return None  # else each is one blank behind one comma
+        return None  # else each of them is a blank behind a comma
     step = 2 if others else 1
-    if _many(comma[:-step] & digit[step:]) != commas:
-        return None
-    if _long(digit) or _padded(letters == _ZERO, comma, digit, step):
-        return None
-    return Numerals(text, commas + 1)
+    if text[0] == _ZERO or _many(comma[:-step] & (letters[step:] > _ZERO)) != commas:
+        if not _begun(letters, comma, digit, step):  # some begin with 0, or with no digit
+            return None
+    return None if _long(digit) else Numerals(text, commas + 1)
 
 
-def _long(digit: _Truths) -> bool:
-    """Are there eight digits in a row?"""
-    two = digit[1:] & digit[:-1]
-    four = two[2:] & two[:-2]
-    return bool((four[4:] & four[:-4]).any())
-
-
-def _padded(zero: _Truths, comma: _Truths, digit: _Truths, step: int) -> bool:
-    """Does a number of more than one digit begin with 0?"""
+def _begun(letters: Letters, comma: Truths, digit: Truths, step: int) -> bool:
+    """Does each number begin with a digit that is not 0, or is 0?"""
+    if _many(comma[:-step] & digit[step:]) != _many(comma):
+        return False
+    zero = letters == _ZERO
     if (zero[:1] & digit[1:2]).any():
-        return True
-    return bool((comma[: -step - 1] & zero[step:-1] & digit[step + 1 :]).any())
+        return False
+    return not (comma[: -step - 1] & zero[step:-1] & digit[step + 1 :]).any()
 
 
-def _many(truths: Any) -> int:
+def _long(digit: Truths) -> bool:
+    """Is there a number that may not fit? Two at a time: no 7 digits are, any 9 are."""
+    even = len(digit) // 2 * 2
+    two = digit[:even].view(np.uint16) == _TWO
+    four = two[1:] & two[:-1]
+    return bool((four[2:] & four[:-2]).any())
+
+
+def _many(truths: Truths) -> int:
     return int(np.count_nonzero(truths))

@@ -121,20 +121,15 @@ def _few(count: int, most: int) -> None:
 def _parts(data: bytes) -> tuple[_Body, Any]:
     """The body, and its long list where that is made of it at once: the body's own is empty then.
     What cannot be, or is wrong, is for the plain way."""
-    for name, made in _MADE if len(data) in AT_ONCE_BYTES else ():
-        parts = cut(data, name)
-        if parts is not None and (row := made(parts[1])) is not None:
+    if len(data) in AT_ONCE_BYTES and (parts := cut(data)) is not None:
+        name, rest, text = parts
+        row = numerals(text) if name == "token_ids" else hexes(text)
+        if row is not None:
             with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-                body = _body.decode(parts[0])
+                body = _body.decode(rest)
                 if getattr(body, name) == []:
                     return body, row
     return _decode(data), None
-
-
-_MADE: tuple[tuple[str, Callable[[bytes], Any]], ...] = (
-    ("token_ids", numerals),
-    ("block_hashes", hexes),
-)
 
 
 def _decode(data: bytes) -> _Body:
@@ -154,13 +149,14 @@ def _decode(data: bytes) -> _Body:
 
 
 def _at(data: bytes, path: str) -> Any:
-    """The value at a path like `token_ids[3]`; or how a broken body begins."""
+    """The value at a path like `token_ids[3]`; or how a body begins that is broken, or names a
+    member twice and is wrong in the first."""
     try:
         value = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        for step in re.findall(r"\w+", path):
+            value = value[int(step) if isinstance(value, list) else step]
+    except (msgspec.DecodeError, RecursionError, LookupError, TypeError, ValueError):
         return data[:40]
-    for step in re.findall(r"\w+", path):
-        value = value[int(step) if isinstance(value, list) else step]
     return value
 
 

@@ -20,7 +20,9 @@ from binascii import Error, unhexlify
 
 import numpy as np
 
-_OPENED = re.compile(rb"\s*:\s*\[")
+FAR_BYTES = 4096  # from the beginning of the body to the beginning of its list, at most
+
+_LIST = re.compile(rb'"(token_ids|block_hashes)"\s*:\s*\[')
 _BETWEEN = (b", ", b",")
 _NAMES = {  # by what stands between two of them
     between: np.dtype([("opens", "V1"), ("digits", "V16"), ("closes", f"V{1 + len(between)}")])
@@ -28,17 +30,16 @@ _NAMES = {  # by what stands between two of them
 }
 
 
-def cut(data: bytes, name: str) -> tuple[bytes, bytes] | None:
-    """The rest, and what stood between the brackets; None where that is not sure."""
-    key = b'"%b"' % name.encode()
-    at = data.find(key)
-    opened = _OPENED.match(data, at + len(key)) if at >= 0 else None
-    if opened is None or (end := data.find(b"]", opened.end())) < 0:
+def cut(data: bytes) -> tuple[str, bytes, bytes] | None:
+    """Name of the list, the body without it, and what stood between the brackets; None where that
+    is not sure."""
+    found = _LIST.search(data, 0, FAR_BYTES)
+    if found is None or (end := data.find(b"]", found.end())) < 0:
         return None
-    rest = data[: opened.end()] + data[end:]
-    if b"\\" in rest or rest.count(key) != 1:
+    rest = data[: found.end()] + data[end:]
+    if b"\\" in rest or rest.count(b'"%b"' % found[1]) != 1:
         return None
-    return rest, data[opened.end() : end]
+    return found[1].decode(), rest, data[found.end() : end]
 
 
 def hexes(text: bytes) -> array[int] | None:
