@@ -7,7 +7,9 @@ import signal
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import _lru_cache_wrapper
 
+import fastapi.dependencies.models
 import pytest
 from hypothesis import HealthCheck, settings
 from kit.clock import FakeClock
@@ -47,6 +49,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish() -> None:
     """Thousands of tests are no garbage: from here on as in a command that serves."""
     spare_garbage_looks()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _forgotten() -> Iterator[None]:
+    """FastAPI remembers the functions of every app it saw, and so each gateway with all it held:
+    hundreds of them make every look for garbage slow."""
+    yield
+    for one in vars(fastapi.dependencies.models).values():
+        if isinstance(one, _lru_cache_wrapper):
+            one.cache_clear()
 
 
 def _place(item: pytest.Item) -> int:
