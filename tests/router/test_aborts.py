@@ -14,6 +14,7 @@ from kit.gatehouse import Gatehouse, gatehouse
 from kit.peer import Call, Script, answer
 from kit.wait import until
 
+from kvplane.router import aftermath
 from kvplane.router.dispatch import Client
 from kvplane.router.journey import Journey
 from kvplane.router.settings import BreakerSettings, RetrySettings, RouterSettings
@@ -57,13 +58,20 @@ PHASES: dict[str, tuple[Script, Script]] = {
 }
 
 
-@pytest.mark.parametrize("leaves", [False, True])
-async def test_what_is_over_is_gone_without_a_look_for_garbage(leaves: bool) -> None:
+@pytest.mark.parametrize(
+    ("prefill", "decode", "leaves"),
+    [(answers, answers, False), (hang, hang, True), (hang, answers, True)],
+    ids=["answered", "left", "left behind by its prefill"],
+)
+async def test_what_is_over_is_gone_without_a_look_for_garbage(
+    prefill: Script, decode: Script, leaves: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A body may be 16 MB, and looks for garbage are rare where few objects are made."""
+    monkeypatch.setattr(aftermath, "PREFILL_S", 0.5)
     gc.collect()
     gc.disable()
     try:
-        async with gatehouse({"p1": hang if leaves else answers, "d1": answers}) as house:
+        async with gatehouse({"p1": prefill, "d1": decode}) as house:
             kept: list[weakref.ref[Journey]] = []
             began = Journey.travel
 
