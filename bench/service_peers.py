@@ -32,6 +32,7 @@ from kvplane.vocabulary import Namespace
 ROOT = Path(__file__).parents[1]
 BOOT_S = 60.0
 PACKED = "application/vnd.kvplane.hashes"
+PACKED_TOKENS = "application/vnd.kvplane.tokens"
 DYNAMO_THREADS = 4  # its default
 
 
@@ -126,6 +127,14 @@ class Service(ABC):
     def by_hash(self, tokens: array[int]) -> bytes:
         """The same, by block hashes."""
 
+    def by_packed_hash(self, tokens: array[int]) -> bytes:
+        """The same, without JSON, from who takes it so."""
+        return self.by_hash(tokens)
+
+    def by_packed_tokens(self, tokens: array[int]) -> bytes:
+        """By tokens, without JSON, from who takes it so."""
+        return self.by_tokens(tokens)
+
     @abstractmethod
     def depths(self, answer: bytes) -> dict[int, int]:
         """Blocks by worker, of those that hold some."""
@@ -157,10 +166,15 @@ class Ours(Service):
     def by_hash(self, tokens: array[int]) -> bytes:
         return post("/rank", {"block_hashes": [to_hex(block) for block in _names(tokens)]})
 
-    def by_packed(self, tokens: array[int]) -> bytes:
+    def by_packed_hash(self, tokens: array[int]) -> bytes:
         """The same, 8 bytes a hash."""
         names = _names(tokens)
         return post("/rank", struct.pack(f"<{len(names)}Q", *names), PACKED)
+
+    def by_packed_tokens(self, tokens: array[int]) -> bytes:
+        """By tokens, 4 bytes each."""
+        packed = struct.pack(f"<{len(tokens)}I", *tokens)
+        return post("/rank?model=m", packed, PACKED_TOKENS)
 
     def depths(self, answer: bytes) -> dict[int, int]:
         held = json.loads(answer)["workers"]

@@ -54,8 +54,8 @@ class _Routes:
         self._sending = 0  # snapshots on their way
 
     async def rank(self, request: Request) -> Response:
-        """Who holds how much of this prompt, deepest first. Hashes may come packed too: 8 bytes
-        each, little-endian, as `application/vnd.kvplane.hashes`."""
+        """Who holds how much of this prompt, deepest first. Hashes and tokens may come packed too:
+        8 and 4 bytes each, little-endian, as `application/vnd.kvplane.hashes` and `.tokens`."""
         status, said = await self._desk.answer(request.scope, request.receive)
         return _answer(status, said)
 

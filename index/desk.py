@@ -204,10 +204,18 @@ def _head(status: int) -> list[tuple[bytes, bytes]]:
     return [(name.encode(), value.encode()) for name, value in told.items()]
 
 
+_PACKED = {
+    question.PACKED.encode(): question.read_packed,
+    question.PACKED_TOKENS.encode(): question.read_packed_tokens,
+}
+
+
 def _read(told: Told, query: bytes, data: bytes, most_hashes: int) -> question.Question:
     for name, value in told:
-        if name == b"content-type" and value.lower().startswith(question.PACKED.encode()):
-            return question.read_packed(data, query.decode("latin-1"), most_hashes)
+        if name == b"content-type":
+            packed = _PACKED.get(value.lower().partition(b";")[0].rstrip())
+            if packed is not None:
+                return packed(data, query.decode("latin-1"), most_hashes)
     return question.read(data, most_hashes)
 
 

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from .question import PACKED
+from .question import PACKED, PACKED_TOKENS
 
 _TEXT = {"type": "string"}
+_BYTES = {"type": "string", "format": "binary"}
 _HASH = {"type": "string", "pattern": "^[0-9a-f]{16}$"}
 _ITEM = {
     "type": "object",
@@ -45,7 +46,8 @@ DOCUMENTED: dict[str, dict[str, Any]] = {
             "required": True,
             "content": {
                 "application/json": {"schema": _QUESTION},
-                PACKED: {"schema": {"type": "string", "format": "binary"}},
+                PACKED: {"schema": _BYTES},
+                PACKED_TOKENS: {"schema": _BYTES},
             },
         }
     },

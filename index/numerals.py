@@ -58,9 +58,9 @@ def numerals(text: bytes) -> Numerals | None:
     if others and _many(comma[:-1] & (letters[1:] == _BLANK)) != commas:
         return None  # else each of them is a blank behind a comma
     step = 2 if others else 1
-    if text[0] == _ZERO or _many(comma[:-step] & (letters[step:] > _ZERO)) != commas:
-        if not _begun(letters, comma, digit, step):  # some begin with 0, or with no digit
-            return None
+    plain = text[0] > _ZERO and _many(comma[:-step] & (letters[step:] > _ZERO)) == commas
+    if not plain and not _begun(letters, comma, digit, step):  # some begin with 0, or no digit
+        return None
     return None if _long(digit) else Numerals(text, commas + 1)
 
 

@@ -8,8 +8,9 @@ Open it to accept another way of naming a prompt.
     items   [{"id": "sha-of-image", "start": 17, "length": 576}]     where content lies whose tokens
             are placeholders; a block that one reaches into is another block    hashing.py
 
-Hashes may come packed as well, 8 bytes each, little-endian, and nothing else in the body; then the
-query string has the rest: ?model=M&adapter=A&workers=a&workers=b@1 (a salt is in the hashes).
+Hashes and tokens may come packed as well, 8 and 4 bytes each, little-endian, and nothing else in the
+body; then the query string has the rest: ?model=M&adapter=A&workers=a&workers=b@1. A salt is in the
+hashes; tokens of a prompt that has one, or items, come in JSON.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from .numerals import numerals
 from .spans import cut, hexes, numbers
 
 PACKED = "application/vnd.kvplane.hashes"  # content type; clients call any bytes octet-stream
+PACKED_TOKENS = "application/vnd.kvplane.tokens"
 WAYS = ("token_ids", "prompt", "messages", "block_hashes")
 _MISSING = re.compile(r"missing required field `(.+?)` - at `\$\.?(.*)`$")
 MOST_ITEMS = 4096  # images, sounds and the like of one prompt
@@ -103,14 +105,35 @@ def read(data: bytes, most_hashes: int) -> Question:
 
 def read_packed(data: bytes, query: str, most_hashes: int) -> Question:
     """Of a body that is hashes alone. Raises as `read` does."""
-    if len(data) % 8:
-        raise BadValue("block_hashes", f"{len(data)} bytes", "packed u64, so a multiple of 8 bytes")
+    _whole("block_hashes", data, 8)
     _few(len(data) // 8, most_hashes)
+    asked, _ = _address(query)
+    return replace(asked, hashes=_named(data, "little"))
+
+
+def read_packed_tokens(data: bytes, query: str, most_hashes: int) -> Question:
+    """Of a body that is token ids alone. Raises as `read` does."""
+    _whole("token_ids", data, 4)
+    asked, told = _address(query)
+    if not asked.model:
+        raise BadValue("model", asked.model, "the model's name, in the query string")
+    for name in ("salt", "items"):
+        if name in told:  # who overlooked it would rank another prompt
+            raise BadValue(name, "the query string", "sent in JSON, with token_ids beside it")
+    return replace(asked, tokens=data)
+
+
+def _whole(field: str, data: bytes, each: int) -> None:
+    if len(data) % each:
+        want = f"packed u{8 * each}, so a multiple of {each} bytes"
+        raise BadValue(field, f"{len(data)} bytes", want)
+
+
+def _address(query: str) -> tuple[Question, Mapping[str, list[str]]]:
+    """What a query string says beside a packed body, and all of it."""
     told = parse_qs(query, keep_blank_values=True) if query else {}
     model, adapter = (told.get(name, [""])[-1] for name in ("model", "adapter"))
-    return Question(
-        model, adapter, "", _workers(told.get("workers")), hashes=_named(data, "little")
-    )
+    return Question(model, adapter, "", _workers(told.get("workers"))), told
 
 
 def _few(count: int, most: int) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 
-def test_what_is_told_is_answered_and_timed_in_three_ways(
+def test_what_is_told_is_answered_and_timed_in_four_ways(
     from_bench: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("DYNAMO_PY", raising=False)
@@ -16,7 +16,7 @@ def test_what_is_told_is_answered_and_timed_in_three_ways(
     monkeypatch.setattr(service, "PROMPTS", 6)
     *rows, absent = service.rows(workers=4, conversations=9, blocks=64, passes=1, rounds=1)
     names = [row.name for row in rows]
-    for way in ("hash", "packed", "tokens"):
+    for way in service.WAYS:
         assert {f"kvplane, rank by {way}, {what}" for what in ("p50", "p99", "CPU")} <= set(names)
     assert names[:2] == ["kvplane, ingest over ZMQ", "kvplane, ingest over ZMQ, CPU of a block"]
     assert all(min(row.values) > 0 for row in rows if "CPU" not in row.name)

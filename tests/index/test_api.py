@@ -56,6 +56,7 @@ A, B = Worker(Pod("ns/p:0")), Worker(Pod("[fd00::1]:8000"), 1)
 SPACE, BIG = Namespace("qwen/3", 16), Namespace("qwen/3", 32)
 TOKENS = list(range(100))  # 6 full blocks of 16, 3 of 32
 PACKED = "application/vnd.kvplane.hashes"
+PACKED_TOKENS = "application/vnd.kvplane.tokens"
 CHAIN, BIG_CHAIN = chain(TOKENS, SPACE), chain(TOKENS, BIG)
 UPS = [
     WorkerUp(Pod("ns/p:0"), "http://p0:30000", Role.PREFILL, events=("tcp://p0:5557",)),
@@ -596,6 +597,44 @@ async def test_wrong_packed_hashes_are_refused_by_name(
 ) -> None:
     found, said = await index.packed(data, query)
     assert (found, said["error"]["param"]) == (status, param) and words in said["error"]["message"]
+
+
+async def test_packed_tokens_are_answered_like_tokens_in_json(
+    index: Index, ups: list[WorkerUp]
+) -> None:
+    ups[:] = [replace(up, model="qwen/3", adapters=("sql",)) for up in UPS]
+    tuned = chain(TOKENS, Namespace("qwen/3", 16, "sql"))
+    index.tell(stored(A, CHAIN.blocks), stored(B, CHAIN.blocks[:2]), stored(A, tuned.blocks[:4]))
+    for tokens in (TOKENS, TOKENS[:15], list(range(2**32 - 40, 2**32)), TOKENS * 800):
+        data = struct.pack(f"<{len(tokens)}I", *tokens)
+        for query, more in (
+            ("?model=qwen%2F3", {"model": "qwen/3"}),
+            ("?model=qwen%2F3&adapter=sql", {"model": "qwen/3", "adapter": "sql"}),
+            ("?model=sql&workers=ns/p:0", {"model": "sql", "workers": ["ns/p:0"]}),
+        ):
+            status, said = await index.packed(data, query, PACKED_TOKENS + " ; v=1")
+            assert (status, said) == await index.rank({"token_ids": tokens, **more})
+            assert status == 200 and said["blocks"] == len(tokens) // 16
+    assert (await index.packed(b"", "?model=qwen/3", PACKED_TOKENS))[1]["blocks"] == 0
+
+
+@pytest.mark.parametrize(
+    ("data", "query", "status", "param", "words"),
+    [
+        (b"1234567", "?model=m", 400, "token_ids", "multiple of 4"),
+        (b"1234", "", 400, "model", "in the query string"),
+        (b"1234", "?model=m&salt=tenant-17", 400, "salt", "sent in JSON"),
+        (b"1234", "?model=m&items=", 400, "items", "sent in JSON"),
+        (b"1234", "?model=m&workers=nobody", 404, "workers[0]", "not known"),
+        (b"1" * 1_000_004, "?model=m", 413, None, "at most 1000000 bytes"),
+    ],
+)
+async def test_wrong_packed_tokens_are_refused_by_name(
+    index: Index, data: bytes, query: str, status: int, param: str | None, words: str
+) -> None:
+    found, said = await index.packed(data, query, PACKED_TOKENS)
+    assert (found, said["error"]["param"]) == (status, param) and words in said["error"]["message"]
+    assert "tenant-17" not in json.dumps(said)
 
 
 async def test_bytes_without_a_kind_are_json_as_clients_send_it(index: Index) -> None:
