@@ -8,9 +8,9 @@ Open it to accept another way of naming a prompt.
     items   [{"id": "sha-of-image", "start": 17, "length": 576}]     where content lies whose tokens
             are placeholders; a block that one reaches into is another block    hashing.py
 
-Hashes and tokens may come packed as well, 8 and 4 bytes each, little-endian, and nothing else in the
-body; then the query string has the rest: ?model=M&adapter=A&workers=a&workers=b@1. A salt is in the
-hashes; tokens of a prompt that has one, or items, come in JSON.
+Hashes and tokens may come packed as well, 8 and 4 bytes each, little-endian, and nothing else in
+the body; then the query string has the rest: ?model=M&adapter=A&workers=a&workers=b@1. A salt is in
+the hashes; tokens of a prompt that has one, or items, come in JSON.
 """
 
 from __future__ import annotations
