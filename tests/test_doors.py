@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import socket
+import time
 from typing import Any
 
 import aiohttp
 import pytest
 from kit.ports import free_port
+from kit.wait import until
 from prometheus_client import CollectorRegistry, Counter
 from yarl import URL
 
@@ -150,6 +152,41 @@ async def test_a_taken_port_is_named_and_a_stopped_server_gives_it_back() -> Non
     assert "chooses" not in str(elsewhere.value)
     await server.stop()
     bind("127.0.0.1", server.port).close()
+
+
+async def test_a_server_that_nobody_asks_stops_at_once_and_one_that_answers_when_it_has() -> None:
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        begun.set()
+        await may_end.wait()
+        await telling("slow")(scope, receive, send)
+
+    server = Server(app, "127.0.0.1", 0, "test")
+    await server.start()
+    async with aiohttp.ClientSession() as session:
+        url = f"http://127.0.0.1:{server.port}"
+        asked = asyncio.create_task(session.get(url))
+        await begun.wait()
+        stopped = asyncio.create_task(server.stop())
+        await until(lambda: _refused(server.port))
+        assert not stopped.done()
+        may_end.set()
+        assert (await (await asked).json())["app"] == "slow"
+        await stopped
+    least: list[float] = []
+    for _ in range(20):
+        quiet = Server(telling("quiet"), "127.0.0.1", 0, "test")
+        await quiet.start()
+        began = time.monotonic()
+        await quiet.stop()
+        least.append(time.monotonic() - began)
+    assert min(least) < 0.05, "nothing had to be waited for"
+
+
+def _refused(port: int) -> bool:
+    with socket.socket() as one:
+        return one.connect_ex(("127.0.0.1", port)) != 0
 
 
 def test_a_listener_is_named_as_tcp_so_that_answers_do_not_wait_for_an_ack() -> None:
