@@ -70,13 +70,13 @@ class _Uvicorn(uvicorn.Server):
                 await asyncio.wait_for(self._told.wait(), 1.0)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """No new connection; those that are open may end what they have begun, for GRACE_S."""
+        """No new connection; those that are open may end what they have begun."""
         for listener in (*self.servers, *(sockets or ())):
             listener.close()
         for connection in list(self.server_state.connections):
             connection.shutdown()
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(GRACE_S):
+            async with asyncio.timeout(self.config.timeout_graceful_shutdown):
                 state = self.server_state
                 while state.connections or state.tasks:  # noqa: ASYNC110 - sets, no event
                     await asyncio.sleep(0.005)
@@ -159,6 +159,7 @@ class Server:
             proxy_headers=False,  # _Forwarded looks first whether there are any
             forwarded_allow_ips=list(PROXIES),
             timeout_keep_alive=75,  # longer than any client of ours keeps an idle connection
+            timeout_graceful_shutdown=int(GRACE_S),
             **(tls.options() if tls else {}),
         )
         self._tls = tls
