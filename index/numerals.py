@@ -25,11 +25,11 @@ Truths = npt.NDArray[np.bool_]
 class Numerals:
     """Of one prompt. Not for several threads at a time."""
 
-    __slots__ = ("_count", "_read", "_text", "_till")
+    __slots__ = ("_at", "_count", "_last", "_read", "_text")
 
-    def __init__(self, text: bytes, count: int) -> None:
-        self._text, self._count = text, count
-        self._read, self._till = bytearray(), 0  # little-endian u32; how far into the text
+    def __init__(self, text: bytes, first: int, last: int, count: int) -> None:
+        self._text, self._at, self._last = text, first, last
+        self._count, self._read = count, bytearray()  # as little-endian u32
 
     def __len__(self) -> int:
         return self._count
@@ -37,31 +37,34 @@ class Numerals:
     def packed(self, start: int, stop: int) -> bytes:
         """Numbers start..stop-1, or those of them that there are, as little-endian u32."""
         text, read = self._text, self._read
-        while len(read) < 4 * stop and self._till < len(text):
-            end = text.find(b",", self._till + PIECE_BYTES)
-            end = len(text) if end < 0 else end
-            read += np.fromstring(text[self._till : end], "<u4", sep=",").tobytes()
-            self._till = end + 1
+        while len(read) < 4 * stop and self._at < self._last:
+            end = text.find(b",", self._at + PIECE_BYTES, self._last)
+            end = self._last if end < 0 else end
+            found = np.fromstring(text[self._at : end], np.uint32, sep=",")
+            read += found.astype("<u4", copy=False).tobytes()
+            self._at = end + 1
         return bytes(read[4 * start : 4 * stop])
 
 
-def numerals(text: bytes) -> Numerals | None:
-    """What stands between the brackets of a list; None where it is for the plain way."""
-    letters = np.frombuffer(text, np.uint8)
-    if not text or letters.max() > _NINE or text[0] < _ZERO:
+def numerals(text: bytes, first: int, last: int) -> Numerals | None:
+    """Of what stands between the brackets of a list; None where it is for the plain way."""
+    if first >= last or text[first] < _ZERO:
+        return None
+    letters = np.frombuffer(text, np.uint8, last - first, first)
+    if letters.max() > _NINE:
         return None
     comma, digit = letters == _COMMA, letters >= _ZERO
     commas = _many(comma)
-    others = len(text) - commas - _many(digit)
+    others = last - first - commas - _many(digit)
     if others not in (0, commas):
         return None
     if others and _many(comma[:-1] & (letters[1:] == _BLANK)) != commas:
         return None  # else each of them is a blank behind a comma
     step = 2 if others else 1
-    plain = text[0] > _ZERO and _many(comma[:-step] & (letters[step:] > _ZERO)) == commas
+    plain = text[first] > _ZERO and _many(comma[:-step] & (letters[step:] > _ZERO)) == commas
     if not plain and not _begun(letters, comma, digit, step):  # some begin with 0, or no digit
         return None
-    return None if _long(digit) else Numerals(text, commas + 1)
+    return None if _long(digit) else Numerals(text, first, last, commas + 1)
 
 
 def _begun(letters: Letters, comma: Truths, digit: Truths, step: int) -> bool:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any, cast
 from urllib.parse import parse_qs
 
@@ -35,6 +36,7 @@ PACKED = "application/vnd.kvplane.hashes"  # content type; clients call any byte
 PACKED_TOKENS = "application/vnd.kvplane.tokens"
 WAYS = ("token_ids", "prompt", "messages", "block_hashes")
 _MISSING = re.compile(r"missing required field `(.+?)` - at `\$\.?(.*)`$")
+MOST_CHARS = 3 * 4096  # of model, adapter and salt together
 MOST_ITEMS = 4096  # images, sounds and the like of one prompt
 _FAULT = re.compile(r"Expected `(.+)`, got `.+?`(?: - at `\$\.?(.*)`)?$")
 # Bodies whose long list is read many elements at once: shorter ones are read before that has begun,
@@ -83,24 +85,26 @@ _body = msgspec.json.Decoder(_Body)
 def read(data: bytes, most_hashes: int) -> Question:
     """Of a JSON body. Raises BadValue naming the member, what it was and what would be right."""
     body, row = _parts(data)
-    given = [way for way in WAYS if getattr(body, way) is not None]
-    if len(given) != 1:
+    ways = body.token_ids, body.prompt, body.messages, body.block_hashes
+    if ways.count(None) != len(WAYS) - 1:
+        given = [name for name, way in zip(WAYS, ways, strict=True) if way is not None]
         shown = " and ".join(given) or "nothing"
         raise BadValue("token_ids", shown, f"exactly one of {', '.join(WAYS)}")
+    _short(body)
     if not body.model and body.block_hashes is None:
         raise BadValue("model", body.model, "the model's name")
     if body.messages is not None and not body.messages:
         raise BadValue("messages", [], "at least one message")
-    asked = Question(
-        body.model, body.adapter, body.salt, _workers(body.workers), items=_items(body)
-    )
+    workers, items = _workers(body.workers), _items(body) if body.items else ()
+    tokens = hashes = text = None
     if body.block_hashes is not None:
-        found = body.block_hashes if row is None else row
-        _few(len(found), most_hashes)
-        return replace(asked, hashes=_hashes(body.block_hashes) if row is None else row)
-    if body.token_ids is not None:
-        return replace(asked, tokens=body.token_ids if row is None else row)
-    return replace(asked, text=msgspec.json.decode(data))
+        _few(len(body.block_hashes if row is None else row), most_hashes)
+        hashes = _hashes(body.block_hashes) if row is None else row
+    elif body.token_ids is not None:
+        tokens = body.token_ids if row is None else row
+    else:
+        text = msgspec.json.decode(data)
+    return Question(body.model, body.adapter, body.salt, workers, tokens, hashes, text, items)
 
 
 def read_packed(data: bytes, query: str, most_hashes: int) -> Question:
@@ -136,6 +140,14 @@ def _address(query: str) -> tuple[Question, Mapping[str, list[str]]]:
     return Question(model, adapter, "", _workers(told.get("workers"))), told
 
 
+def _short(body: _Body) -> None:
+    """Refuses names that nobody can mean: they are remembered, some thousand of them."""
+    if len(body.model) + len(body.adapter) + len(body.salt) > MOST_CHARS:
+        for name in ("model", "adapter", "salt"):
+            if len(value := getattr(body, name)) > MOST_CHARS // 3:
+                raise BadValue(name, value, f"at most {MOST_CHARS // 3} characters")
+
+
 def _few(count: int, most: int) -> None:
     if count > most:
         raise BadValue("block_hashes", count, f"at most {most} hashes")
@@ -145,8 +157,9 @@ def _parts(data: bytes) -> tuple[_Body, Any]:
     """The body, and its long list where that is made of it at once: the body's own is empty then.
     What cannot be, or is wrong, is for the plain way."""
     if len(data) in AT_ONCE_BYTES and (parts := cut(data)) is not None:
-        name, rest, text = parts
-        row = numerals(text) if name == "token_ids" else hexes(text)
+        name, rest, first, last = parts
+        tokens = name == "token_ids"
+        row = numerals(data, first, last) if tokens else hexes(data[first:last])
         if row is not None:
             with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 body = _body.decode(rest)
@@ -240,7 +253,7 @@ def chains(
 ) -> dict[int, PrefixChain]:
     """One chain for each block size in use; hashes that were given are the chain of every size.
     `named` gives tokens their names: hashing.chain(), or one that remembers (chains.py)."""
-    spaces = {size: Namespace(asked.model, size, asked.adapter, asked.salt) for size in sizes}
+    spaces = {size: _space(asked.model, size, asked.adapter, asked.salt) for size in sizes}
     if asked.hashes is not None:
         hashes = asked.hashes
         return {
@@ -256,6 +269,9 @@ def chains(
     except BadValue as error:
         field = error.field.replace("tokens", "token_ids", 1)
         raise BadValue(field, error.value, error.want) from None
+
+
+_space = lru_cache(maxsize=1024)(Namespace)  # the same one again is found sooner where it is a key
 
 
 def _fit(items: tuple[Item, ...], tokens: int) -> None:

@@ -25,34 +25,33 @@ FAR_BYTES = 4096  # from the beginning of the body to the beginning of its list,
 _LIST = re.compile(rb'"(token_ids|block_hashes)"\s*:\s*\[')
 _BETWEEN = (b", ", b",")
 _NAMES = {  # by what stands between two of them
-    between: np.dtype([("opens", "V1"), ("digits", "V16"), ("closes", f"V{1 + len(between)}")])
+    between: np.dtype([("digits", "V16"), ("frame", f"V{2 + len(between)}")])
     for between in _BETWEEN
 }
 
 
-def cut(data: bytes) -> tuple[str, bytes, bytes] | None:
-    """Name of the list, the body without it, and what stood between the brackets; None where that
+def cut(data: bytes) -> tuple[str, bytes, int, int] | None:
+    """Name of the list, the body without it, and where it is between its brackets; None where that
     is not sure."""
     found = _LIST.search(data, 0, FAR_BYTES)
-    if found is None or (end := data.find(b"]", found.end())) < 0:
+    if found is None or (last := data.find(b"]", found.end())) < 0:
         return None
-    rest = data[: found.end()] + data[end:]
+    first = found.end()
+    rest = data[:first] + data[last:]
     if b"\\" in rest or rest.count(b'"%b"' % found[1]) != 1:
         return None
-    return found[1].decode(), rest, data[found.end() : end]
+    return found[1].decode(), rest, first, last
 
 
 def hexes(text: bytes) -> array[int] | None:
     """Numbers of 16 hex digits in quotes, as json.dumps or JSON.stringify write them; None where
     it is for the plain way."""
     between = b", " if text[18:20] == b", " else b","
-    row = _NAMES[between]
-    if not text or (len(text) + len(between)) % row.itemsize:
+    row, frame = _NAMES[between], b'"%b"' % between
+    if text[:1] != b'"' or (len(text) + len(between)) % row.itemsize:
         return None
-    rows = np.frombuffer(text + between, row)
-    if rows["opens"].tobytes() != b'"' * len(rows):
-        return None
-    if rows["closes"].tobytes() != (b'"' + between) * len(rows):
+    rows = np.frombuffer(text[1:] + frame[1:], row)  # each is 16 digits, and what parts two names
+    if rows["frame"].tobytes() != frame * len(rows):
         return None
     try:
         return numbers(unhexlify(rows["digits"].tobytes()), "big")

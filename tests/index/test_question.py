@@ -100,3 +100,19 @@ def test_a_hash_that_is_none_is_named_wherever_it_stands(wrong: str, at: int) ->
     for some in (texts, [*texts[:at], wrong, "0" * 15, *texts[at + 1 :]]):
         with pytest.raises(BadValue, match=rf"^block_hashes\[{at}\]: .*16 hex digits"):
             read(msgspec.json.encode({"block_hashes": some}), 100)
+
+
+@pytest.mark.parametrize("name", ["model", "adapter", "salt"])
+def test_names_that_would_fill_the_memory_are_refused(name: str) -> None:
+    fits = {"model": "m" * 4096, "adapter": "a" * 4096, "salt": "s" * 4096, "token_ids": [1]}
+    assert len(getattr(read(msgspec.json.encode(fits), 10), name)) == 4096
+    for other in ("", "x" * 4000):
+        body = {
+            "model": other,
+            "adapter": other,
+            "salt": other,
+            "token_ids": [1],
+            name: "x" * 13000,
+        }
+        with pytest.raises(BadValue, match=f"^{name}: .* at most 4096 characters"):
+            read(msgspec.json.encode(body), 10)
