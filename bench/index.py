@@ -20,7 +20,7 @@ from bench.workload import SHARES, Spec
 
 SPECS = (Spec(64, 512), Spec(64, 64), Spec(8, 4096))  # pods, blocks of a prompt; 200 k resident
 ENGINES = ("changes", "msgpack")
-QUERIES, ROUNDS = 600, 3
+QUERIES, ROUNDS = 600, 7  # neighbours take a third of a core now and then
 
 Pick = Callable[[dict[str, Any]], float]
 

@@ -256,18 +256,20 @@ class Forest:
 
         Returns (bitmap of ordinals, depth) pairs that part `among`, and the runs on the way.
         """
-        found, path = list[tuple[int, int]](), list[Step]()
-        at, end, left = 0, len(blocks), among & self.alive
-        late = blocks if isinstance(blocks, Unrolled) else None  # named no further than needed
+        found: list[tuple[int, int]] = []
+        path: list[Step] = []
+        at, end, left, heads = 0, len(blocks), among & self.alive, self.heads
+        late = blocks if type(blocks) is Unrolled else None  # named no further than needed
         if left != among:
             found.append((among & ~left, 0))
         while left and at < end:
-            if (run := self.heads.get(blocks[at])) is None:
+            if (run := heads.get(blocks[at])) is None:
                 break
-            count = len(run.blocks)
+            mine = run.blocks
+            count = len(mine)
             if late is not None:
-                count = late.agreement(at, run.blocks)
-            elif at + count > end or blocks[at + count - 1] != run.blocks[-1]:
+                count = late.agreement(at, mine)
+            elif at + count > end or blocks[at + count - 1] != mine[-1]:
                 count = run.agreement(0, blocks, at)
             path.append((run, 0, count))
             gpu, cpu, disk, remote = run.full

@@ -18,12 +18,14 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
+from operator import eq
 from sys import byteorder
 
 import msgspec
 
 TIERS = 4  # gpu, cpu, disk, remote: the low two bits of a slot
 MOST_BLOCKS = 512  # of one run: a split moves at most that many
+FEW = 16  # blocks: so many are looked at one by one as soon as they are halved twice
 UNSURE = -1  # as owner of a run
 
 Slot = int  # ordinal * 4 + tier
@@ -70,18 +72,18 @@ class Run(msgspec.Struct, gc=False, eq=False):
 
     def agreement(self, at: int, asked: Sequence[int], start: int) -> int:
         """How many blocks from position `at` equal `asked[start:]`; the first is known to."""
-        blocks = self.blocks
-        most = min(len(blocks) - at, len(asked) - start)
-        if blocks[at + most - 1] == asked[start + most - 1]:
-            return most
-        low = 1  # equal up to low, different from most: bisect, for equality is monotone
-        while most - low > 1:
-            middle = (low + most) // 2
-            if blocks[at + middle - 1] == asked[start + middle - 1]:
+        blocks, ahead = self.blocks, start - at
+        low, high = at, min(len(blocks), len(asked) - ahead) - 1
+        if blocks[high] == asked[high + ahead]:
+            return high + 1 - at
+        while high - low > FEW:  # equal at low, different at high: bisect, equality is monotone
+            middle = (low + high) // 2
+            if blocks[middle] == asked[middle + ahead]:
                 low = middle
             else:
-                most = middle
-        return low
+                high = middle
+        low += 1
+        return low - at + sum(map(eq, blocks[low:high], asked[low + ahead : high + ahead]))
 
     def stretch(self, asked: array[int], start: int, near: int) -> tuple[int, int]:
         """Lowest position of the blocks from `asked[start]` on that lie side by side here, in
