@@ -83,7 +83,8 @@ class Run(msgspec.Struct, gc=False, eq=False):
             else:
                 high = middle
         low += 1
-        return low - at + sum(map(eq, blocks[low:high], asked[low + ahead : high + ahead]))
+        alike: int = sum(map(eq, blocks[low:high], asked[low + ahead : high + ahead]))
+        return low - at + alike
 
     def stretch(self, asked: array[int], start: int, near: int) -> tuple[int, int]:
         """Lowest position of the blocks from `asked[start]` on that lie side by side here, in
