@@ -21,6 +21,8 @@ from kit.wait import until
 
 from kvplane.doors import Server, Switchboard
 from kvplane.events import Broadcast, routes
+from kvplane.events import broadcast as events_broadcast
+from kvplane.events.broadcast import TooMany
 from kvplane.events.records import record
 from kvplane.index import Batch, IndexSettings, MemoryStore
 from kvplane.runtime import SystemClock, running
@@ -210,7 +212,8 @@ async def test_a_stream_that_is_gone_while_it_is_read_is_said_too() -> None:
         assert "cut on purpose; take a snapshot; going on from now" in tail.said[0]
 
 
-async def test_too_many_readers_are_waited_out() -> None:
+async def test_too_many_readers_are_waited_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events_broadcast, "TooMany", lambda what, _: TooMany(what, 1))
     index = Index()
     async with index.served() as broadcast:
         broadcast.settings = type(broadcast.settings)(changes_readers=0)

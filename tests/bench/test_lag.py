@@ -13,8 +13,11 @@ def test_every_batch_that_was_sent_is_seen_and_timed(
     from_bench: Callable[[str], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lag = from_bench("lag")
-    monkeypatch.setattr(lag, "REST_S", 8.0)  # a busy machine is behind, and catches up
-    rows = {row.name: row for row in lag.rows(seconds=0.5, rounds=2)}
+    for rest_s in (1.0, 8.0):  # a busy machine is behind, and catches up
+        monkeypatch.setattr(lag, "REST_S", rest_s)
+        rows = {row.name: row for row in lag.rows(seconds=0.5, rounds=2)}
+        if all(isfinite(value) for row in rows.values() for value in row.values):
+            break
     for steps in ("steps of 20 ms", "steps of 10 ms"):
         middle, late = (rows[f"{steps}: engine to view, {p}"].values for p in ("p50", "p99"))
         assert all(isfinite(value) and value > 0 for value in (*middle, *late))

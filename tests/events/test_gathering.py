@@ -85,7 +85,7 @@ async def test_a_lone_batch_after_a_silence_waits_for_nothing(noting: Wrapped) -
 
 async def test_one_batch_behind_another_waits_no_longer_than_the_linger(noting: Wrapped) -> None:
     made, wrap = noting
-    settings = replace(CALM, linger_s=0.1)
+    settings = replace(CALM, linger_s=0.4)
     async with Publisher() as publisher, following(publisher, settings=settings, wrap=wrap) as one:
         await told(publisher, one)
         await send(publisher, 0)
@@ -95,7 +95,7 @@ async def test_one_batch_behind_another_waits_no_longer_than_the_linger(noting: 
             await asyncio.sleep(0.005)  # one after the other, and yet one step
         await one.at(3)
         (first, _), (second, batch), *_ = made[0].applied
-        assert batch.first == 1 and 0.05 < second - first < 0.25
+        assert batch.first == 1 and 0.2 < second - first < 4.0
 
 
 async def test_what_is_much_already_does_not_wait(noting: Wrapped) -> None:

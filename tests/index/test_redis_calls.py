@@ -64,7 +64,7 @@ async def test_a_thousand_calls_over_a_slow_line_get_their_own_answers_though_a_
     redis_url: str, redis_prefix: str
 ) -> None:
     port, chance = int(redis_url.rpartition(":")[2].partition("/")[0]), random.Random(13)
-    async with Cable(port, delay_s=0.05) as line:  # each way
+    async with Cable(port, delay_s=0.02) as line:  # each way
         settings = IndexSettings(connections=8, command_timeout_s=30.0)
         store = RedisStore(f"redis://127.0.0.1:{line.listen}/0", redis_prefix, settings=settings)
         epochs = await lives(store, 8)
@@ -75,7 +75,7 @@ async def test_a_thousand_calls_over_a_slow_line_get_their_own_answers_though_a_
             worker = list(epochs)[number % 8]
             call = asyncio.create_task(store.position(worker))
             if chance.random() < 0.3:
-                await asyncio.sleep(chance.random() * 0.15)
+                await asyncio.sleep(chance.random() * 0.06)
                 call.cancel()
             try:
                 found = await call

@@ -132,7 +132,7 @@ async def test_whatever_an_engine_says_instead_is_a_reason(said: Any, reason: st
 
 
 async def test_an_engine_that_says_nothing_is_waited_for_once_and_then_left_alone() -> None:
-    async with desk(SourceSettings(attempt_s=0.05), p1=HANG) as made:
+    async with desk(SourceSettings(attempt_s=0.5), p1=HANG) as made:
         assert await made.ask({"prompt": "a"}) == "engine_silent"
         assert await made.ask({"prompt": "b"}) == "engine_silent"
         assert made.engines["p1"].asked == ["/tokenize"]

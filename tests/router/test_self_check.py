@@ -187,13 +187,13 @@ async def test_a_kind_that_differs_and_that_no_engine_tells_is_a_reason() -> Non
         (lambda body: 404, "/tokenize answered 404"),
         (lambda body: 401, "/tokenize answered 401"),
         (lambda body: {}, "no list of token ids"),
-        (lambda body: HANG, "no answer within 0.05 s"),
+        (lambda body: HANG, "no answer within 0.3 s"),
     ],
 )
 async def test_an_engine_that_cannot_be_asked_is_said_to_be_and_not_held_against_it(
     says: Callable[[dict[str, Any]], Any], why: str
 ) -> None:
-    async with desk(says, source=SourceSettings(attempt_s=0.05)) as made:
+    async with desk(says, source=SourceSettings(attempt_s=0.3)) as made:
         made.up()
         assert await made.checked() == "unable"
         assert made.doubt is None

@@ -214,7 +214,7 @@ BREAKS: dict[str, tuple[Script, str]] = {
 @pytest.mark.parametrize(("script", "code"), BREAKS.values(), ids=BREAKS.keys())
 async def test_a_break_is_one_error_event_and_no_end_marker(script: Script, code: str) -> None:
     """FR-AP-03, FR-RT-19 (c): three tokens are out, so nobody is asked again."""
-    limits = LegSettings(idle_s=0.2, sweep_s=0.05)
+    limits = LegSettings(idle_s=0.5 if script is stalls else 20.0, sweep_s=0.05)
     scripts = {"p1": PREFILLED, "d1": script, "d2": script}
     settings = replace(QUICK, breaker=BreakerSettings(faults=1))
     async with gatehouse(scripts, settings, limits) as house:

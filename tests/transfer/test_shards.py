@@ -252,9 +252,9 @@ async def test_a_rank_that_says_it_cannot_deliver_fails_the_others_at_once(grids
     await until(lambda: any(rig.offers[1, 0].counts().values()))
     rig.offers[1, 0].fail(Room(71), "could not post")
     with pytest.raises(PrefillFailed, match="could not post"):
-        await asyncio.wait_for(pull, 2)
+        await asyncio.wait_for(pull, 10)
     with pytest.raises(TransferError):
-        await asyncio.wait_for(sent, 2)
+        await asyncio.wait_for(sent, 10)
     await rig.idle()
 
 
@@ -328,7 +328,7 @@ async def test_a_prefill_that_died_ends_its_rooms_at_once(grids) -> None:
     rig.pullers[0, 0].gone("127.0.0.1:89980", None, "another address")
     rig.pullers[0, 0].gone("127.0.0.1:8998", Generation("p1"), "generation p1 is gone")
     with pytest.raises(PeerGone, match=r"127.0.0.1:8998 is gone: generation p1 is gone"):
-        await asyncio.wait_for(pull, 1)
+        await asyncio.wait_for(pull, 10)
     await until(lambda: rig.released == [(5,)])
     await rig.idle()
 

