@@ -16,6 +16,7 @@ from kvplane.vocabulary import BlockHash, Change, Epoch, Pod, Removed, Stored, T
 
 Query: TypeAlias = tuple[BlockHash, ...]
 EPOCH = Epoch(1)
+MOST_NAMED = 10_000  # sets of workers whose numbers are remembered
 
 
 class Index:
@@ -25,6 +26,7 @@ class Index:
         self._block_size = block_size
         self._workers = [Worker(Pod(f"pod-{number}")) for number in range(pods)]
         self._number = {worker: number for number, worker in enumerate(self._workers)}
+        self._named: dict[int, tuple[tuple[Worker, ...], tuple[int, ...]]] = {}
         self.view = View()
 
     def event(
@@ -49,5 +51,18 @@ class Index:
         """Pod number -> unbroken depth in blocks; pods that hold nothing of it are left out."""
         found: dict[int, int] = {}
         for workers, depth in self.view.together(payload):
-            found.update(dict.fromkeys(map(self._number.__getitem__, workers), depth))
+            mine = dict.fromkeys(self._numbers(workers), depth)
+            if found:
+                found.update(mine)
+            else:
+                found = mine
         return found
+
+    def _numbers(self, workers: tuple[Worker, ...]) -> tuple[int, ...]:
+        known = self._named.get(id(workers))
+        if known is None or known[0] is not workers:
+            numbers = tuple(map(self._number.__getitem__, workers))
+            if len(workers) == 1 or len(self._named) >= MOST_NAMED:
+                return numbers
+            known = self._named[id(workers)] = workers, numbers
+        return known[1]
