@@ -9,6 +9,7 @@ product's own path. Open it when vocabulary or view change their form.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import itemgetter
 from typing import TypeAlias
 
 from kvplane.index import View
@@ -51,18 +52,17 @@ class Index:
         """Pod number -> unbroken depth in blocks; pods that hold nothing of it are left out."""
         found: dict[int, int] = {}
         for workers, depth in self.view.together(payload):
-            mine = dict.fromkeys(self._numbers(workers), depth)
-            if found:
-                found.update(mine)
+            if len(workers) == 1:
+                found[self._number[workers[0]]] = depth
             else:
-                found = mine
+                found.update(dict.fromkeys(self._numbers(workers), depth))
         return found
 
     def _numbers(self, workers: tuple[Worker, ...]) -> tuple[int, ...]:
         known = self._named.get(id(workers))
         if known is None or known[0] is not workers:
-            numbers = tuple(map(self._number.__getitem__, workers))
-            if len(workers) == 1 or len(self._named) >= MOST_NAMED:
-                return numbers
+            if len(self._named) >= MOST_NAMED:
+                self._named.clear()
+            numbers: tuple[int, ...] = itemgetter(*workers)(self._number)
             known = self._named[id(workers)] = workers, numbers
         return known[1]
