@@ -225,6 +225,7 @@ class RawDecode:
 
     def __init__(self, rig) -> None:
         self._rig = rig
+        self._writers: list[asyncio.StreamWriter] = []
         self.dialled: asyncio.Future = asyncio.get_running_loop().create_future()
 
     async def bind(self, room: int) -> None:
@@ -243,15 +244,15 @@ class RawDecode:
         self.control[1].write(encode_frame(frame))
 
     async def _data(self, reader, writer) -> None:
-        self.writer = writer
+        self._writers.append(writer)
         await reader.readexactly(HEAD_BYTES)
         self.dialled.set_result((reader, writer))
 
     async def stop(self) -> None:
         self._server.close()
         self.control[1].close()
-        if self.dialled.done():
-            self.writer.close()
+        for writer in self._writers:  # also of who was cut off before its head came
+            writer.transport.abort()
         await self._server.wait_closed()
 
 
@@ -346,7 +347,7 @@ async def test_silent_connections_are_closed_and_do_not_keep_real_ones_out(make_
     assert rig.arrived([1, 2], [3, 4])
     for reader, writer in silent:
         with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-            await asyncio.wait_for(reader.readexactly(1), 3)
+            await asyncio.wait_for(reader.readexactly(1), 10)
         writer.close()
     await until(lambda: rig.refused("data", "silent") == 12, what="all are counted")
     await until(lambda: rig.refused("control", "silent") == 1, what="this one, too")
@@ -383,7 +384,7 @@ async def test_who_is_given_up_for_a_newcomer_may_speak_at_that_moment(make_rig)
     writer.write(b"K")  # both are ready when the receiver looks
     gate.open.set()
     with pytest.raises((ConnectionError, asyncio.IncompleteReadError)):
-        await asyncio.wait_for(reader.readexactly(1), 3)
+        await asyncio.wait_for(reader.readexactly(1), 10)
     for each in (writer, newcomer):
         each.close()
     await rig.recovers()
