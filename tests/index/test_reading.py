@@ -27,7 +27,10 @@ odd = st.recursive(
     lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=2), inner),
     max_leaves=3,
 )
-lists = tokens | st.lists(hexed, max_size=4) | st.lists(hexed | odd | st.integers(0, 9), max_size=4)
+fine = st.lists(st.integers(0, 200_000), min_size=1, max_size=9)
+named = st.lists(hexed, min_size=1, max_size=4)
+lists = fine | named | tokens | st.lists(hexed | odd | st.integers(0, 9), max_size=4)
+LISTS = {"token_ids": fine, "block_hashes": named}
 FIXED = (
     '"model": "n"', '"salt": "s"', '"adapter":"a"', '"n": 3', '"prompt": "token_ids"',
     '"prompt": "\\"token_ids\\": [1, 2]"', '"workers": ["a@1"]', '"workers": ["a b"]',
@@ -39,10 +42,10 @@ FIXED = (
 @st.composite
 def bodies(draw: st.DrawFn) -> bytes:
     """JSON as programs write it, and nearly that."""
-    members = ['"model": "m"', *draw(st.lists(st.sampled_from(FIXED), max_size=2))]
-    for name in draw(st.lists(st.sampled_from(("token_ids", "block_hashes")), max_size=2)):
+    members = ['"model": "m"', *draw(st.lists(st.sampled_from(FIXED), max_size=1))]
+    for name in draw(st.lists(st.sampled_from([*LISTS]), min_size=1, max_size=2)):
         mark = draw(st.sampled_from([", ", ",", ", ", ",", " ,", ",\n"]))
-        value = f"[{mark.join(map(json.dumps, draw(lists)))}]"
+        value = f"[{mark.join(map(json.dumps, draw(LISTS[name] | lists)))}]"
         colon = draw(st.sampled_from([": ", ":", " :\t"]))
         plain = f'"{name}"{colon}{value}'
         odd = plain.replace("_", "\\u005f"), f'"x": {{{plain}}}', f'"x": [{{{plain}}}]'
