@@ -95,13 +95,9 @@ async def _answer(attempt: Attempt, client: Client, headers: HeaderList) -> None
     listens = attempt.prefill is None or attempt.decode_usage is not None
     theirs = _begun(attempt, headers)
     if decode.complete and merge is None:  # most plain answers are here whole
-        data = decode.take()
-        if listens:
-            _listen(attempt, data)
-        if not client.answer(decode.status, theirs, data):
-            await client.start(decode.status, theirs)
-            await client.write(data, more=False)
+        await _whole(attempt, client, theirs, listens)
         return
+    attempt.on_start()
     await client.start(decode.status, theirs)
     while True:
         data = decode.take()
@@ -124,6 +120,19 @@ async def _answer(attempt: Attempt, client: Client, headers: HeaderList) -> None
             finally:
                 decode.tap = None
         _look(attempt, client)
+
+
+async def _whole(attempt: Attempt, client: Client, theirs: HeaderList, listens: bool) -> None:
+    """The answer leaves before anything is booked: it need not wait for that."""
+    decode = attempt.decode
+    data = decode.take()
+    here = client.answer(decode.status, theirs, data)
+    attempt.on_start()
+    if listens:
+        _listen(attempt, data)
+    if not here:
+        await client.start(decode.status, theirs)
+        await client.write(data, more=False)
 
 
 def _passing(attempt: Attempt, client: Client) -> Callable[[bytes], bool]:
@@ -163,7 +172,6 @@ def _ready(attempt: Attempt, client: Client) -> bool:
 def _begun(attempt: Attempt, headers: HeaderList, length: int | None = None) -> HeaderList:
     """The head leaves; where the body is edited its length is ours to tell."""
     attempt.started, attempt.decode.calm = True, False
-    attempt.on_start()
     theirs = attempt.decode.passed_back()
     if attempt.merge is not None:
         theirs = [(name, value) for name, value in theirs if name != b"content-length"]
@@ -196,6 +204,7 @@ async def _merged(attempt: Attempt, client: Client, headers: HeaderList) -> None
         if not decode.buffered_bytes:
             await client.bell.wait()
     body = merge.whole(bytes(held))
+    attempt.on_start()
     await client.start(decode.status, _begun(attempt, headers, len(body)))
     await client.write(body, more=False)
 
