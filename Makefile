@@ -8,7 +8,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 # More than cores: half the time of a test is waiting for a process, a socket or a deadline.
-WORKERS ?= 3
+WORKERS ?= 4
 # Through the links, so that ruff sees kvplane.index and not a bare index.
 PACKAGES := index events bootstrap transfer router engine
 SOURCE := src $(PACKAGES:%=src/kvplane/%) tests bench

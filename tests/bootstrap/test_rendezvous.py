@@ -239,7 +239,8 @@ async def test_something_else_at_the_address_is_told_as_such(said: bytes, why: s
         await call.closed()
 
     async with peer(other) as there:
-        settings = RendezvousSettings(hello_s=0.3, first_wait_s=0.02, most_wait_s=0.1)
+        hello_s = 20.0 if said else 0.3
+        settings = RendezvousSettings(hello_s=hello_s, first_wait_s=0.02, most_wait_s=0.1)
         address = Address("127.0.0.1", there.port)
         node = Node(address, Member(1, 2, Generation("a")), settings=settings)
         with pytest.raises(NodesMissing, match=f"node 0 at {address}: {why}"):
