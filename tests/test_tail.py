@@ -271,11 +271,13 @@ async def test_it_follows_a_gateway_and_an_index_process(redis_url: str, redis_p
             nonlocal number
             number += 1
             await fill(plane, "p", number)
-            return bool(one.lines and other.lines)
+            pod = plane.engines["p"].pod
+            return all(
+                any("stored" in line and pod in line for line in tail.lines)
+                for tail in (one, other)
+            )
 
         await until(heard, 30, "both to print what the engine stored")
-        for tail in (one, other):
-            assert any("stored" in line and plane.engines["p"].pod in line for line in tail.lines)
 
 
 @contextlib.asynccontextmanager
