@@ -167,6 +167,11 @@ class House:
         """Break something in an engine on purpose."""
         assert (await self.post("/fault", fault, at=engine.url)).status == 200
 
+    async def unbroken(self, engine: Resident) -> None:
+        """Nothing of what was to break is left."""
+        async with self.session.delete(f"{engine.url}/fault") as got:
+            assert got.status == 200
+
     async def well(self, pod: str) -> bool:
         """Whether the gateway sends requests there."""
         return bool((await self.worker(pod)).get("is_healthy"))
