@@ -7,6 +7,8 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
+from kit.listening import ended
+
 
 @dataclass
 class Forwarder:
@@ -81,7 +83,4 @@ async def forwarding(target: int) -> AsyncIterator[Forwarder]:
     try:
         yield found
     finally:
-        server.close()
-        for task in list(tasks):
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await ended(server, tasks)

@@ -11,6 +11,8 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
+from kit.listening import ended
+
 LENGTH = re.compile(rb"content-length: *(\d+)", re.I)
 
 
@@ -85,8 +87,10 @@ class Peer:
 
 
 @contextlib.asynccontextmanager
-async def peer(script: Script, tls: ssl.SSLContext | None = None) -> AsyncIterator[Peer]:
-    """Serve `script` on a free port of loopback; every connection is closed when it returns."""
+async def peer(
+    script: Script, tls: ssl.SSLContext | None = None, port: int = 0
+) -> AsyncIterator[Peer]:
+    """Serve `script` on a port of loopback, 0 = a free one; a connection is closed when it ends."""
     state = Peer(tls=tls is not None)
     tasks: set[asyncio.Task[None]] = set()
 
@@ -105,15 +109,12 @@ async def peer(script: Script, tls: ssl.SSLContext | None = None) -> AsyncIterat
             writer.close()
             tasks.discard(task)
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=2**24, ssl=tls)
+    server = await asyncio.start_server(serve, "127.0.0.1", port, limit=2**24, ssl=tls)
     state.port = server.sockets[0].getsockname()[1]
     try:
         yield state
     finally:
-        server.close()
-        for task in list(tasks):
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await ended(server, tasks)
 
 
 def answer(body: bytes = b"{}", status: int = 200, more: bytes = b"") -> bytes:
