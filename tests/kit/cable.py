@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from dataclasses import dataclass, field
 
-from kit.listening import ended
 from kit.ports import free_ports
 
 
@@ -34,7 +33,10 @@ class Cable:
 
     async def __aexit__(self, *_: object) -> None:
         self.cut()
-        await ended(self._server, self._tasks)
+        self._server.close()
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def cut(self) -> None:
         self.whole = False

@@ -7,8 +7,6 @@ import contextlib
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from kit.listening import ended
-
 
 @dataclass
 class Forwarder:
@@ -83,4 +81,7 @@ async def forwarding(target: int) -> AsyncIterator[Forwarder]:
     try:
         yield found
     finally:
-        await ended(server, tasks)
+        server.close()
+        for task in list(tasks):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

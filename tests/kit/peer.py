@@ -11,8 +11,6 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
-from kit.listening import ended
-
 LENGTH = re.compile(rb"content-length: *(\d+)", re.I)
 
 
@@ -87,10 +85,8 @@ class Peer:
 
 
 @contextlib.asynccontextmanager
-async def peer(
-    script: Script, tls: ssl.SSLContext | None = None, port: int = 0
-) -> AsyncIterator[Peer]:
-    """Serve `script` on a port of loopback, 0 = a free one; a connection is closed when it ends."""
+async def peer(script: Script, tls: ssl.SSLContext | None = None) -> AsyncIterator[Peer]:
+    """Serve `script` on a free port of loopback; every connection is closed when it returns."""
     state = Peer(tls=tls is not None)
     tasks: set[asyncio.Task[None]] = set()
 
@@ -109,12 +105,15 @@ async def peer(
             writer.close()
             tasks.discard(task)
 
-    server = await asyncio.start_server(serve, "127.0.0.1", port, limit=2**24, ssl=tls)
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, limit=2**24, ssl=tls)
     state.port = server.sockets[0].getsockname()[1]
     try:
         yield state
     finally:
-        await ended(server, tasks)
+        server.close()
+        for task in list(tasks):
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def answer(body: bytes = b"{}", status: int = 200, more: bytes = b"") -> bytes:
