@@ -1,9 +1,14 @@
 """Service: events over ZMQ in, POST /rank out, beside Dynamo's standalone indexer.
 
 Needs an environment with ai-dynamo-runtime, named by DYNAMO_PY, for the ratios; without it there
-are our figures alone. Both are told the same, asked the same in turns, and have to answer right.
-Fresh processes in every round; who comes first alternates. `x peer`: below 1 for times means
-faster, above 1 for blocks/s. The peer takes nothing packed: beside that it is asked in JSON.
+are our figures alone. Both are told the same, asked the same in turns, and have to answer right,
+every time. Fresh processes in every round; who comes first alternates. `x peer`: below 1 for times
+means faster, above 1 for blocks/s. The peer takes nothing packed: beside that it is asked in JSON.
+
+Whoever remembers prompts has of that what real traffic would give him. Engines hold what was routed
+to them, so each conversation is asked for once, in the same form, before anything is timed. What is
+timed then is prompts that nobody asked for: each begins like some conversation as far as that is
+said to be held of it, and goes on with tokens that are new, in every pass.
 """
 
 from __future__ import annotations
@@ -73,37 +78,46 @@ def _round(values: Values, load: Load, running: list[Service], passes: int) -> N
         took, used = time.perf_counter() - began, cpu_s(service.pid) - used
         _note(values, service, "ingest over ZMQ", "blocks/s", load.told / took)
         _note(values, service, "ingest over ZMQ, CPU of a block", "us", used / load.told * 1e6)
-    prompts = load.prompts(PROMPTS)
     for way in WAYS:
-        _ask(values, way, prompts, running, passes)
+        _rank(values, way, load, running, passes)
+
+
+def _rank(values: Values, way: str, load: Load, running: list[Service], passes: int) -> None:
+    by = f"by_{way.replace(' ', '_')}"
+    for one in load.conversations:  # routed once, or nobody would hold it
+        for service in running:
+            service.line.ask(getattr(service, by)(one.tokens))
+    _ask(by, load.prompts(PROMPTS), running)  # a warm-up
+    prompts = [prompt for _ in range(passes) for prompt in load.prompts(PROMPTS)]
+    for service, (times, spent) in _ask(by, prompts, running).items():
+        late = statistics.quantiles(times, n=100)[98]
+        _note(values, service, f"rank by {way}, p50", "us", statistics.median(times))
+        _note(values, service, f"rank by {way}, p99", "us", late)
+        _note(values, service, f"rank by {way}, CPU", "us", spent / len(times))
 
 
 def _ask(
-    values: Values, way: str, prompts: list[Prompt], running: list[Service], passes: int
-) -> None:
-    by = f"by_{way.replace(' ', '_')}"
+    by: str, prompts: list[Prompt], running: list[Service]
+) -> dict[Service, tuple[list[float], float]]:
+    """Microseconds of each question, and of CPU in all; raises WrongAnswer."""
     asked = {
         service: [getattr(service, by)(prompt.tokens) for prompt in prompts] for service in running
     }
     times: dict[Service, list[float]] = {service: [] for service in running}
-    for service in running:  # a warm-up, and the truth
-        for prompt, question in zip(prompts, asked[service], strict=True):
-            found = service.depths(service.line.ask(question))
-            if found != prompt.expected:
-                raise WrongAnswer(f"{service.name} by {way}: {found} for {prompt.expected}")
+    answers: dict[Service, list[bytes]] = {service: [] for service in running}
     used = {service: cpu_s(service.pid) for service in running}
-    for turn in range(passes):
-        for at in range(len(prompts)):
-            for service in running if (turn + at) % 2 else running[::-1]:
-                began = time.perf_counter()
-                service.line.ask(asked[service][at])
-                times[service].append((time.perf_counter() - began) * 1e6)
+    for at in range(len(prompts)):
+        for service in running if at % 2 else running[::-1]:
+            began = time.perf_counter()
+            answer = service.line.ask(asked[service][at])
+            times[service].append((time.perf_counter() - began) * 1e6)
+            answers[service].append(answer)
+    spent = {service: (cpu_s(service.pid) - used[service]) * 1e6 for service in running}
     for service in running:
-        spent = (cpu_s(service.pid) - used[service]) / len(times[service]) * 1e6
-        late = statistics.quantiles(times[service], n=100)[98]
-        _note(values, service, f"rank by {way}, p50", "us", statistics.median(times[service]))
-        _note(values, service, f"rank by {way}, p99", "us", late)
-        _note(values, service, f"rank by {way}, CPU", "us", spent)
+        for prompt, answer in zip(prompts, answers[service], strict=True):
+            if (found := service.depths(answer)) != prompt.expected:
+                raise WrongAnswer(f"{service.name} {by}: {found} for {prompt.expected}")
+    return {service: (times[service], spent[service]) for service in running}
 
 
 def _note(values: Values, service: Service, what: str, unit: str, value: float) -> None:

@@ -59,7 +59,7 @@ class Load:
 
     def some(self, blocks: int) -> array[int]:
         """Tokens that nobody has seen."""
-        return array("I", (self.chance.randrange(VOCABULARY) for _ in range(blocks * SIZE)))
+        return array("I", self.chance.choices(range(VOCABULARY), k=blocks * SIZE))
 
     def frames(self) -> Iterator[Frame]:
         """Every conversation stored; a stem once for each worker."""
@@ -89,7 +89,7 @@ class Load:
         return found
 
     def prompts(self, count: int) -> list[Prompt]:
-        """Whole prompts whose first part is held."""
+        """Whole prompts whose first part is held; the rest of each nobody has seen."""
         found = []
         for number in range(count):
             one = self.chance.choice(self.conversations)

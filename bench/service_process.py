@@ -14,9 +14,11 @@ import uvloop
 
 from kvplane.doors import Metrics, Server, Switchboard, new_registry
 from kvplane.events import EventsMetrics, Subscriptions
-from kvplane.index import Follower, IndexMetrics, MemoryStore, View, index_app
+from kvplane.index import Chains, Follower, IndexMetrics, MemoryStore, View, index_app
 from kvplane.runtime import SystemClock, running, spare_garbage_looks
 from kvplane.vocabulary import Pod, Role, WorkerUp
+
+CHAINS_BYTES = 64 * 2**20  # what the command gives them where it is told nothing: parts.py
 
 
 async def serve(port: int, endpoints: list[str]) -> None:
@@ -29,7 +31,8 @@ async def serve(port: int, endpoints: list[str]) -> None:
         WorkerUp(Pod(f"w{number}"), "http://127.0.0.1:1", Role.PREFILL, "vllm", "m", events=(end,))
         for number, end in enumerate(endpoints)
     ]
-    app = index_app(view, follower, fleet=lambda: ups, metrics=metrics, clock=clock)
+    chains = Chains(CHAINS_BYTES)
+    app = index_app(view, follower, fleet=lambda: ups, metrics=metrics, clock=clock, chains=chains)
     door = Switchboard({"/metrics": Metrics(registry), "/index": app, "": app})
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
