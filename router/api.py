@@ -158,10 +158,12 @@ async def _wrong_method(path: str, scope: Scope, receive: Receive, send: Send) -
 def _ask(path: str, raw: bytes, request_id: str, headers: HeaderList, salt: str) -> Ask:
     """What a body asks, kept apart under its tenant's salt."""
     ask = parse(path, raw, request_id, tuple(headers))
-    if not salt and SALTED.isdisjoint(ask.body):
+    if not salt and (ask.plain or SALTED.isdisjoint(ask.body)):
         return ask
     raw, body = apart(path, ask.raw, ask.body, salt)
-    return ask if raw is ask.raw else msgspec.structs.replace(ask, raw=raw, body=body)
+    if raw is ask.raw:
+        return ask
+    return msgspec.structs.replace(ask, raw=raw, body=body, plain=False)
 
 
 def _error_head(error: GatewayError, request_id: str) -> HeaderList:

@@ -85,7 +85,8 @@ class EngineTokens:
 
     def tells(self, model: str) -> bool:
         """Does anybody hold blocks that tokens could be compared with, as far as is known?"""
-        return not self._useless or self._useless.get(model, 0.0) <= self._clock.now()
+        again = self._useless.get(model)
+        return again is None or again <= self._clock.now()
 
     async def tokenise(
         self, found: Plan, body: Body, model: str

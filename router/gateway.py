@@ -119,23 +119,27 @@ class Gateway:
         """Answer one request. Raises GatewayError while nothing of an answer has left; ClientGone
         and BrokenBody where nobody is left to be told."""
         settings, clock = self.settings, self.clock.now
-        trail, begun = Trail(clock), clock()
-        trail.steps += (INPUT, begun)
+        begun = clock()
         prompt = self._tokens(ask)
         if not isinstance(prompt, Prompt):
             prompt = await prompt
-        now = clock()
+        since = now = clock()
         self.metrics.tokenise_s.observe(now - begun)
-        deadline = now + settings.request_timeout_s
+        self._budget.earn()
+        deadline, number = now + settings.request_timeout_s, 1
+        trail = Trail(clock, INPUT, begun, POOL, now)
         guilty: tuple[Worker, ...] = ()
         before: GatewayError | None = None
-        self._budget.earn()
-        for number in range(1, settings.retry.retries + 2):
-            until = min(deadline, now + settings.retry.most_wait_s)
-            choice = self._choose(ask, prompt, guilty, before, trail, now, until)
-            while isinstance(choice, float):
-                await pause(choice, client)
-                choice = self._choose(ask, prompt, guilty, before, trail, clock(), until)
+        while True:
+            try:
+                choice = self._chooser.choose(ask, prompt, now, guilty, trail)
+            except GatewayError as error:
+                until = min(deadline, since + settings.retry.most_wait_s)
+                await pause(self._shut(error, ask, trail, before, until - now), client)
+                now = clock()
+                trail.steps += (POOL, now)
+                continue
+            self._chosen(ask, choice, prompt, now, before)
             journey = Journey(self._means, ask, choice, number, trail)
             try:
                 await journey.travel(client)
@@ -148,9 +152,9 @@ class Gateway:
                 journey.arrive(client)
             if again is None:
                 raise before
-            guilty, trail = guilty + again.without, Trail(clock)
             await pause(again.wait_s, client)
-            now = clock()
+            since = now = clock()
+            guilty, number, trail = guilty + again.without, number + 1, Trail(clock, POOL, now)
 
     async def weigh(self, ask: Ask) -> tuple[Prompt, Weighed]:
         """Whom this request would be given to now; nothing is sent or taken for it."""
@@ -164,13 +168,14 @@ class Gateway:
     def _tokens(self, ask: Ask) -> Prompt | Awaitable[Prompt]:
         """At once where nobody has to be asked."""
         model, most = self.fleet.asked_for(ask.model)
+        if ask.plain and (untold := self._prompts.untold(model)) is not None:
+            return untold
         long = len(ask.raw) > LONG_BYTES
         chars = most * facts.CHARS_PER_TOKEN
         prompt = self._prompts.look(ask.path, ask.body, model, chars, long)
         if not isinstance(prompt, Prompt):
             return self._awaited(ask, prompt, most)
-        if most:
-            facts.check_length(ask, prompt, most)  # before anybody hashes it
+        facts.check_length(ask, prompt, most)  # before anybody hashes it
         return prompt
 
     async def _awaited(self, ask: Ask, asked: Awaitable[Prompt], most: int) -> Prompt:
@@ -178,42 +183,37 @@ class Gateway:
         facts.check_length(ask, prompt, most)
         return prompt
 
-    def _choose(
+    def _shut(
         self,
+        error: GatewayError,
         ask: Ask,
-        prompt: Prompt,
-        guilty: tuple[Worker, ...],
-        before: GatewayError | None,
         trail: Trail,
-        now: float,
-        until: float,
-    ) -> Choice | float:
-        """Who serves this attempt, or seconds after which to ask again: where all of several
+        before: GatewayError | None,
+        most_s: float,
+    ) -> float:
+        """Nobody can serve this attempt now. Seconds after which to ask again: where all of several
         circuits are open, the first that is tried again is waited for, for a while: the client
-        would have to come back then anyway. Where nobody is left for a further attempt, the
-        failure before is what the client should hear."""
-        trail.steps += (POOL, now)
-        try:
-            choice = self._chooser.choose(ask, prompt, now, guilty, trail)
-        except GatewayError as error:
-            shut = error if isinstance(error, AllShut) and not error.alone else None
-            if before is None and shut is not None and now + shut.wait_s < until:
-                let_go(error)
-                return float(shut.wait_s)
-            self.ledger.refuse(facts.refused(ask), trail, error)
-            raise before or error from None
-        if most := facts.pair_tokens(choice):
-            facts.check_length(ask, prompt, most)
-        self.metrics.choose_s.observe(self.clock.now() - now)
-        self._count(choice, prompt, before is None)
-        return choice
+        would have to come back then anyway. Raises the error; where nobody is left for a further
+        attempt, the failure before is what the client should hear."""
+        shut = error if before is None and isinstance(error, AllShut) else None
+        if shut is not None and not shut.alone and shut.wait_s < most_s:
+            let_go(error)
+            return shut.wait_s
+        self.ledger.refuse(facts.refused(ask), trail, error)
+        raise before or error from None
 
-    def _count(self, choice: Choice, prompt: Prompt, first: bool) -> None:
+    def _chosen(
+        self, ask: Ask, choice: Choice, prompt: Prompt, now: float, before: GatewayError | None
+    ) -> None:
+        """A choice was made, from `now` on; whose pair is too short for the prompt goes no way."""
+        if prompt.tokens is not None and (most := facts.pair_tokens(choice)):
+            facts.check_length(ask, prompt, most)
         metrics = self.metrics
+        metrics.choose_s.observe(self.clock.now() - now)
         metrics.knowledge.of[choice.knowledge, self.doubts.why(choice, prompt)].value += 1
-        if first:
+        if before is None:
             model = (choice.prefill or choice.decode).model
-            metrics.prompt_tokens.of[(model,)].value += choice.prompt_tokens
+            metrics.prompt_tokens.of[model,].value += choice.prompt_tokens
         if choice.prefill is None:
             metrics.undisaggregated.labels(choice.alone or "unified worker").inc()
 

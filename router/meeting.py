@@ -35,9 +35,8 @@ class Trail:
 
     __slots__ = ("now", "steps")
 
-    def __init__(self, now: Callable[[], float]) -> None:
-        self.now = now
-        self.steps: list[Any] = []  # stage, when it began, stage, ...
+    def __init__(self, now: Callable[[], float], *steps: Any) -> None:
+        self.now, self.steps = now, [*steps]  # stage, when it began, stage, ...
 
     def begin(self, stage: Stage) -> None:
         """The stage before ends here."""
@@ -108,7 +107,8 @@ class Meeting(msgspec.Struct, eq=False, gc=False):
     def press(self) -> tuple[Stage, ...]:
         """It is over: its times are kept as numbers alone. Returns its stages."""
         if self.walk is None:
-            self.walk, self.steps = tuple(self.steps[::2]), tuple(self.steps[1::2])
+            steps = tuple(self.steps)
+            self.walk, self.steps = steps[::2], steps[1::2]
         return self.walk
 
     def shown(self, room: Room | None = None, now: float = 0.0) -> dict[str, Any]:

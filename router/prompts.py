@@ -27,6 +27,7 @@ __all__ = ["BadPrompt", "Prompt", "Prompts", "Reason"]
 
 MOST_MODELS = 256  # remembered though nobody serves them; names come from engines
 NAMED = frozenset({"lora_path", "cache_salt", "extra_key"})  # members that keep prompts apart
+UNTOLD = Prompt(None, "no_tokenizer")
 ASKED: tuple[Reason, ...] = ("no_tokenizer", "broken_tokenizer", "self_check")  # of an engine then
 
 
@@ -130,6 +131,13 @@ class Prompts:
         found = self.look(path, body, model, most_chars, own=own)
         return found if isinstance(found, Prompt) else await found
 
+    def untold(self, model: str) -> Prompt | None:
+        """What `look` would say of a plain chat, where it need not look: nobody tells tokens."""
+        home = self._homes.get(model)
+        if home is None or home.folder or self._default or self._others(model, home):
+            return None
+        return UNTOLD
+
     def look(
         self,
         path: str,
@@ -186,7 +194,8 @@ class Prompts:
 
     def _others(self, model: str, home: Home) -> bool:
         """Is there an engine to ask?"""
-        return self.source is not None and bool(home.engines) and self.source.tells(model)
+        source = self.source
+        return source is not None and bool(home.engines) and source.tells(model)
 
     async def _waited(
         self,

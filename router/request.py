@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -20,7 +20,9 @@ MOST_PROMPTS = 4096  # prompts in one list
 MOST_ROOMS = 4096  # prompts x samples: each takes a room, and its number goes into a header
 MOST_NAME = 1024  # characters of a model's name: refusals are remembered with it
 LONG_BYTES = 256 * 1024  # a longer body is read in a thread: a million ids are not one step
+CHAT = "/v1/chat/completions"
 NATIVE = "/generate"  # SGLang's own route
+MOST_COUNTED = 2**31
 CONTENT = (str, list, type(None))  # of a message; a union made anew would cost as much as the rest
 SANE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
@@ -40,11 +42,49 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     headers: tuple[tuple[bytes, bytes], ...] = ()  # of the client, as they came
     stream: bool = False  # does the client want server-sent events?
     model: str = ""  # as the client named it
+    plain: bool = False  # a chat of texts alone, and of members that are USUAL
+
+
+class _Message(msgspec.Struct, gc=False):
+    """What is looked at of one that is text."""
+
+    role: str
+    content: str
+
+
+class _Plain(msgspec.Struct, gc=False):
+    """Of a plain chat: no less strict than all that is checked below."""
+
+    messages: Annotated[list[_Message], msgspec.Meta(min_length=1)]
+    model: Annotated[str, msgspec.Meta(max_length=MOST_NAME)] = ""
+    stream: bool = False
+    max_tokens: Annotated[int, msgspec.Meta(ge=0, le=MOST_COUNTED)] = 0
+    max_completion_tokens: Annotated[int, msgspec.Meta(ge=0, le=MOST_COUNTED)] = 0
+
+
+# Members that decide neither which tokens the engine sees, nor how many rooms there are, nor what
+# it is sent beside them. With others a request is looked at member by member.
+USUAL = frozenset(_Plain.__struct_fields__).union(
+    ("temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "ignore_eos"),
+    ("presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "min_tokens"),
+    ("user", "stream_options", "response_format", "logprobs", "top_logprobs"),
+    ("metadata", "store", "service_tier"),
+)
 
 
 def parse(path: str, raw: bytes, request_id: str, headers: tuple[Any, ...] = ()) -> Ask:
     """An Ask of a body. Raises GatewayError (400) naming the member that is wrong."""
     body = _decode(raw)
+    if path == CHAT and body.keys() <= USUAL:
+        try:
+            told = msgspec.convert(body, _Plain)
+        except msgspec.ValidationError:
+            return _parsed(path, raw, body, request_id, headers)  # which says what is wrong
+        return Ask(path, raw, body, request_id, 1, False, 1, headers, told.stream, told.model, True)
+    return _parsed(path, raw, body, request_id, headers)
+
+
+def _parsed(path: str, raw: bytes, body: Body, request_id: str, headers: tuple[Any, ...]) -> Ask:
     model, stream = named(body), body.get("stream")
     if stream is not None and stream is not True and stream is not False:
         raise invalid("stream", f"'stream' must be true or false, not {_kind(stream)}")
@@ -98,7 +138,7 @@ def _decode(raw: bytes) -> Body:
         raise GatewayError("invalid_request", f"body is no valid JSON: {error}") from None
     except RecursionError:
         raise GatewayError("invalid_request", "body is nested too deeply") from None
-    if not isinstance(body, dict):
+    if type(body) is not dict:
         raise GatewayError("invalid_request", f"body must be a JSON object, not {_kind(body)}")
     return body
 
@@ -108,7 +148,7 @@ def _kind(value: object) -> str:
     return names.get(type(value), "null" if value is None else "a number")
 
 
-def _counted(body: Body, name: str, least: int, most: int = 2**31) -> int | None:
+def _counted(body: Body, name: str, least: int, most: int = MOST_COUNTED) -> int | None:
     value = body.get(name)
     if value is None:
         return None
@@ -204,7 +244,7 @@ def _ids(ids: list[int], name: str) -> None:
 
 
 COUNTS: dict[str, Callable[[Body], tuple[int, bool]]] = {
-    "/v1/chat/completions": _chat,
+    CHAT: _chat,
     "/v1/completions": _completion,
     NATIVE: _generate,
 }

@@ -35,9 +35,14 @@ def splice(
         empty = len(body) == len(dropped)
     if not add:
         return raw
+    return appended(raw, add, b"" if empty else b",")
+
+
+def appended(raw: bytes, add: bytes, between: bytes = b",") -> bytes:
+    """`raw`, an object that holds something, with `add` at its end."""
     end = raw.rindex(b"}")
     begin = raw[:end] if end < LONG_BYTES else memoryview(raw)[:end]  # copied once, below
-    return b"".join((begin, b"" if empty else b",", add, raw[end:]))
+    return b"".join((begin, between, add, raw[end:]))
 
 
 def _without(raw: bytes, dropped: frozenset[str]) -> bytes:

@@ -20,7 +20,7 @@ from kvplane.vocabulary import Binding
 
 from ..logprobs import needed
 from ..request import Ask
-from ..splice import splice
+from ..splice import appended, splice
 from .base import SINGLE, Bodies, Seats, reserved, suspect
 from .sglang_samples import Members, refusal, replaced, unrolled
 
@@ -45,12 +45,14 @@ class Sglang:
     def alone(self, ask: Ask) -> str:
         """A decode of SGLang serves nothing without a room. Raises GatewayError for samples that
         could not have one each."""
-        if (error := refusal(ask)) is not None:
+        if ask.samples > 1 and (error := refusal(ask)) is not None:
             raise error
         return ""
 
     def write(self, ask: Ask, bindings: Sequence[Binding], seats: Seats) -> Bodies:
         """The triple in both; dp ranks where there is more than one."""
+        if ask.plain and seats is SINGLE:
+            return _plain(ask, bindings[0])
         assert len(bindings) == ask.prompts * ask.samples, "a room for each prompt and sample"
         samples = self._samples(ask) if ask.samples > 1 else []
         name, rids = self._named(ask, bindings, bool(samples))
@@ -144,6 +146,18 @@ class Kvplane(SglangLists):
             return b"", (given,) if isinstance(given, str) else ()
         name = name_of(bindings[0])
         return b',"rid":"%b"' % name.encode(), (name,)
+
+
+def _plain(ask: Ask, pair: Binding) -> Bodies:
+    """As `write` does it where nothing of the client's has to go, nor names the request."""
+    triple = pair.triple
+    name = name_of(pair)
+    ours = b'%b%d,"rid":"%b"' % (_place(triple.host, triple.port), triple.room, name.encode())
+    prefill = decode = appended(ask.raw, ours)
+    if ask.stream:
+        drop = (OPTIONS,).__contains__ if OPTIONS in ask.body else None
+        prefill = splice(ask.raw, ask.body, drop, b"%b,%b" % (ours, USAGE))
+    return Bodies(prefill, decode, (), (), None, None, None, False, (name,))
 
 
 def name_of(binding: Binding) -> str:

@@ -8,22 +8,23 @@ would share a block: ours start anew. Open it when something has to be unguessab
 from __future__ import annotations
 
 import os
+import re
 import struct
 
 BLOCK_BYTES = 4096
 BITS_63 = (1 << 63) - 1
 NUMBERS = struct.Struct(f"<{BLOCK_BYTES // 8}Q")
-ID_DIGITS = 24
+ID = re.compile(r"[0-9a-f]{24}")
 
 
 class Dice:
     """Numbers and names nobody can foretell, each given once."""
 
-    __slots__ = ("_at", "_digits", "_numbers")
+    __slots__ = ("_ids", "_numbers")
 
     def __init__(self) -> None:
         self._numbers: list[int] = []
-        self._digits, self._at = "", 0
+        self._ids: list[str] = []
 
     def bits63(self) -> int:
         """A number from 0 to 2**63 - 1."""
@@ -33,11 +34,9 @@ class Dice:
 
     def hex_id(self) -> str:
         """96 bits as 24 digits: no two requests of the world have the same."""
-        at, end = self._at, self._at + ID_DIGITS
-        if end > len(self._digits):
-            self._digits, at, end = os.urandom(BLOCK_BYTES).hex(), 0, ID_DIGITS
-        self._at = end
-        return self._digits[at:end]
+        if not self._ids:
+            self._ids = ID.findall(os.urandom(BLOCK_BYTES).hex())
+        return self._ids.pop()
 
 
 DICE = Dice()
