@@ -126,6 +126,7 @@ class Account:
             return
         if failed.status in (429, 503) and (later_s := failed.retry_after_s):
             stake.target.busy_until = now + min(later_s, MOST_BUSY_S)
+            self._fleet.uneasy.add(stake.target)
         if 0 < failed.status < 500:
             self._fleet.answered(stake.target, now)
         elif failed.unreached:

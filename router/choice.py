@@ -13,15 +13,16 @@ from collections.abc import Callable, Collection, Sequence
 import msgspec
 
 from kvplane.index import View, chain
-from kvplane.vocabulary import Epoch, Knowledge, Namespace, PrefixChain, Stage, Worker
+from kvplane.vocabulary import Epoch, Knowledge, PrefixChain, Stage, Worker
 
 from .availability import available, candidates
+from .belief import Belief, Doubt, worse
 from .breaker import Breakers
 from .depths import MOST_RANKED, NOTHING, Ranked, Ranker
 from .errors import GatewayError
 from .fleet import Fleet
 from .foretold import Depth, Foretold
-from .handoffs import HANDOFFS
+from .handoffs import HANDOFFS, Handoff
 from .meeting import Trail
 from .pairing import Compatible, NoPair, Pair, pair
 from .plans import Prompt
@@ -29,11 +30,11 @@ from .policies import POLICIES, Candidate, Need
 from .request import Ask
 from .settings import RouterSettings
 from .sides import Sides
-from .target import Judged, Target
+from .target import Target
 
-WORSE = list(Knowledge)  # worst last
 BYTES_PER_TOKEN = 4  # of a body, where its tokens are not known
-ASSUMED_BLOCK = 256  # tokens, where nobody tells a block size; few engines have larger ones
+UNRANKED = Ranked(0)  # nobody was asked what it holds
+MOST_KEPT = 4096  # choices of one model
 
 
 class Choice(msgspec.Struct, frozen=True, gc=False):
@@ -61,7 +62,6 @@ class Choice(msgspec.Struct, frozen=True, gc=False):
 
 # Prefills and decodes, best first, and who would meet; None where one worker does both.
 Weighed = tuple[Sequence[Candidate], Sequence[Candidate], Pair | NoPair | None]
-Doubt = Callable[[Worker], Judged | None]
 # Named once: every request passes all of them.
 AVAILABILITY, INPUT, PAIR = Stage.AVAILABILITY, Stage.POLICY_INPUT, Stage.PAIR
 
@@ -82,14 +82,14 @@ class Chooser:
         settings: RouterSettings,
         compatible: Compatible,
         chance: Callable[[], float],
-        blind: Callable[[], str] = lambda: "",  # why the view itself cannot be believed now
-        doubt: Doubt = lambda worker: None,  # our own checks of what the index says of a worker
+        blind: Callable[[], str] = lambda: "",
+        doubt: Doubt = lambda worker: None,
         chain: Callable[..., PrefixChain] = chain,  # names of tokens; may remember some
     ) -> None:
         self._view, self._fleet, self._breakers = view, fleet, breakers
         self._settings, self._compatible = settings, compatible
-        self._chance, self._blind, self._doubt = chance, blind, doubt
-        self._ranker = Ranker(view, chain, settings.block_size, self._dark)
+        self._chance, self._belief = chance, Belief(view, blind, doubt)
+        self._ranker = Ranker(view, chain, settings.block_size, self._belief.is_dark)
         self._first = POLICIES[settings.prefill_policy]
         self._second = POLICIES[settings.decode_policy]
         self._keyed = POLICIES["consistent_hash"] in (self._first, self._second)
@@ -105,22 +105,23 @@ class Chooser:
     ) -> Choice:
         """Raises GatewayError where nobody can serve. `trail` is told when each stage begins but
         the first, which is the pool's and begins now."""
-        sides, ranked, ordered, seconds = self._order(ask, prompt, now, without, trail)
+        sides, ranked, firsts, seconds = self._order(ask, prompt, now, without, trail)
+        prefill: Target | None = firsts[0].target
+        taken, alone = len(firsts), ""
         if not seconds:
-            return self._made(ask, None, ordered[0].target, ranked, prompt)
-        prefill, decode = ordered[0].target, seconds[0].target
-        if self._breakers.pairs.faults or not sides.fit(self._compatible):
-            met = self._met(ordered, seconds, now)
-            if isinstance(met, NoPair):
-                raise GatewayError(met.code, met.reason)
-            prefill, decode = met.prefill.target, met.decode.target
-        if (handoff := HANDOFFS.get(prefill.way)) is None:
-            known = ", ".join(sorted(HANDOFFS))
-            why = f"no hand-off for {prefill.way}; known: {known}"
-            raise GatewayError("no_compatible_pair", why)
-        if alone := handoff.alone(ask):
-            return self._made(ask, None, decode, ranked, prompt, alone)
-        return self._made(ask, prefill, decode, ranked, prompt)
+            decode, prefill = firsts[0].target, None
+        else:
+            decode = seconds[0].target
+            if self._breakers.pairs.faults or not (sides.fits or sides.fit(self._compatible)):
+                met = self._met(firsts, seconds, now)
+                if isinstance(met, NoPair):
+                    raise GatewayError(met.code, met.reason)
+                prefill, decode = met.prefill.target, met.decode.target
+            if alone := _handoff(prefill).alone(ask):
+                prefill = None
+        if prompt.tokens is None:
+            return self._alike(sides, ask, prefill, decode, taken, prompt, alone)
+        return self._made(ask, prefill, decode, taken, ranked, prompt, alone)
 
     def weigh(self, ask: Ask, prompt: Prompt, now: float) -> Weighed:
         """What `choose` would go by now; takes nobody's turn. Raises GatewayError as it does."""
@@ -136,31 +137,42 @@ class Chooser:
         trail: Trail | None = None,
     ) -> tuple[Sides, Ranked, Sequence[Candidate], Sequence[Candidate]]:
         """Prefills and decodes, best first; unified workers and nobody."""
-        fleet, breakers = self._fleet, self._breakers
-        sides, settings = fleet.sides(ask.model), fleet.settings
-        heard = trail or Trail(_unheard)
-        steps, clock = heard.steps, heard.now
-        steps += (AVAILABILITY, clock())
-        tried = available(sides.prefills, breakers, settings, now, without)
-        then = available(sides.decodes, breakers, settings, now, without) if sides.decodes else ()
-        steps += (INPUT, clock())
-        if prompt.tokens is None:
-            ranked = Ranked(len(tried))
-        else:
+        fleet, heard = self._fleet, trail or Trail(_unheard)
+        sides, steps, clock = fleet.sides(ask.model), heard.steps, heard.now
+        tried, then, at = sides.prefills, sides.decodes, clock()
+        steps += (AVAILABILITY, at)
+        if fleet.uneasy or without or self._breakers.shut:
+            tried, then = self._left(sides, without, now)
+            at = clock()
+        steps += (INPUT, at)
+        ranked = UNRANKED
+        if prompt.tokens is not None:
             ranked = self._ranker.rank(ask.model, prompt, prompt.tokens, sides, tried)
-        steps += (PAIR, clock())
+            at = clock()
+        steps += (PAIR, at)
         firsts: Sequence[Candidate] = sides.firsts
         seconds: Sequence[Candidate] = sides.seconds
-        ramping = now < fleet.ramping_until
-        if ramping or ranked.held or tried is not sides.prefills:
-            firsts = candidates(tried, ranked.depths, settings, now, ramping)
-        if ramping or then is not sides.decodes:
-            seconds = candidates(then, {}, settings, now, ramping)
-        if len(firsts) > 1 or len(seconds) > 1:
+        if sides.several or ranked.held:
+            ramping = now < fleet.ramping_until
+            if ramping or ranked.held or tried is not sides.prefills:
+                firsts = candidates(tried, ranked.depths, fleet.settings, now, ramping)
+            if ramping or then is not sides.decodes:
+                seconds = candidates(then, {}, fleet.settings, now, ramping)
             need = self._need(ask, prompt)
             firsts = self._first(firsts, need) if len(firsts) > 1 else firsts
             seconds = self._second(seconds, need) if len(seconds) > 1 else seconds
         return sides, ranked, firsts, seconds
+
+    def _left(
+        self, sides: Sides, without: Collection[Worker], now: float
+    ) -> tuple[Sequence[Target], Sequence[Target]]:
+        """Those of both sides that may be asked, where somebody may be left out."""
+        fleet, breakers = self._fleet, self._breakers
+        fleet.uneasy.calm(now, fleet.settings)
+        tried = available(sides.prefills, breakers, fleet.settings, now, without)
+        if not sides.decodes:
+            return tried, ()
+        return tried, available(sides.decodes, breakers, fleet.settings, now, without)
 
     def _need(self, ask: Ask, prompt: Prompt) -> Need:
         tokens = prompt.total or len(ask.raw) // BYTES_PER_TOKEN
@@ -183,18 +195,36 @@ class Chooser:
             if side
         )
 
-    def _dark(self, worker: Worker) -> bool:
-        doubt = self._doubt(worker)
-        return doubt is not None and _is_dark(doubt)
+    def _alike(
+        self,
+        sides: Sides,
+        ask: Ask,
+        prefill: Target | None,
+        decode: Target,
+        taken: int,
+        prompt: Prompt,
+        alone: str,
+    ) -> Choice:
+        """Where its tokens are not known nothing more of a request decides what is told of it: all
+        of a pair are told the same, made once."""
+        turn = self._view.turn
+        if sides.turn != turn or len(sides.choices) > MOST_KEPT:
+            sides.turn, sides.choices = turn, {}
+        key = prefill, decode, taken, prompt.reason, alone
+        if (found := sides.choices.get(key)) is None:
+            found = self._made(ask, prefill, decode, taken, UNRANKED, prompt, alone)
+            sides.choices[key] = found
+        return found
 
     def _made(
         self,
         ask: Ask,
         prefill: Target | None,
         decode: Target,
+        taken: int,
         ranked: Ranked,
         prompt: Prompt,
-        alone: str = "",
+        alone: str,
     ) -> Choice:
         holder, tokens = prefill or decode, prompt.tokens
         depth, total = NOTHING, 0
@@ -206,10 +236,10 @@ class Chooser:
         elif tokens is None:
             knowledge, reason = Knowledge.DARK, prompt.why or "no tokens"
         else:
-            told, doubt = self._told(holder), self._doubt(holder.worker)
-            knowledge, reason = _worse(told, doubt)
+            told, doubt = self._belief.of(holder.worker)
+            knowledge, reason = worse(told, doubt)
             if len(tokens) <= MOST_RANKED and ask.samples == 1:
-                foretold = self._foretold(holder.worker, ranked, prompt, told, doubt)
+                foretold = self._belief.foretold(holder.worker, ranked, prompt, told, doubt)
         return Choice(
             prefill,
             decode,
@@ -218,7 +248,7 @@ class Chooser:
             reason,
             self._settings.prefill_policy,
             self._settings.decode_policy,
-            ranked.candidates,
+            taken,
             total,
             None if prefill is None else self._view.epoch(prefill.worker),
             self._view.epoch(decode.worker),
@@ -226,41 +256,15 @@ class Chooser:
             alone,
         )
 
-    def _foretold(
-        self, worker: Worker, ranked: Ranked, prompt: Prompt, told: Judged, doubt: Judged | None
-    ) -> Foretold:
-        """What is compared later. Samples of one prompt are counted by each engine its own way."""
-        facts, space = self._view.facts(worker), ranked.spaces.get(worker)
-        exact = told[0] is Knowledge.EXACT and (doubt is None or not _is_dark(doubt))
-        return Foretold(
-            worker,
-            facts.epoch if facts else None,
-            facts.last if facts else None,
-            exact and worker in ranked.depths,
-            space or Namespace(ranked.model, ASSUMED_BLOCK, ranked.adapter, prompt.salt),
-            prompt.tokens or (),
-            ranked.depths,
-        )
 
-    def _told(self, holder: Target) -> tuple[Knowledge, str]:
-        """What ingest wrote, as long as the view can be believed."""
-        if blind := self._blind():
-            return Knowledge.DARK, blind
-        known = self._view.known(holder.worker)
-        if known is None:
-            return Knowledge.DARK, f"{holder.worker} was never heard of"
-        return known.state, "" if known.state is Knowledge.EXACT else known.reason
-
-
-def _worse(told: Judged, doubt: Judged | None) -> Judged:
-    """Of what ingest wrote about a worker and our own checks of it."""
-    if doubt is not None and WORSE.index(doubt[0]) >= WORSE.index(told[0]):
-        return doubt  # of two that say as much, ours has seen it
-    return told
-
-
-def _is_dark(doubt: Judged) -> bool:
-    return doubt[0] is Knowledge.DARK
+def _handoff(prefill: Target) -> Handoff:
+    """Its way of handing over. Raises GatewayError for one nobody knows."""
+    try:
+        return HANDOFFS[prefill.way]
+    except KeyError:
+        known = ", ".join(sorted(HANDOFFS))
+        why = f"no hand-off for {prefill.way}; known: {known}"
+        raise GatewayError("no_compatible_pair", why) from None
 
 
 def _key(ask: Ask) -> str:

@@ -20,7 +20,7 @@ from .drains import Drains
 from .errors import GatewayError
 from .settings import FleetSettings
 from .sides import Sides
-from .target import Booking, Lost, Pulse, Target, beat
+from .target import Booking, Lost, Pulse, Target, Uneasy, beat
 
 MOST_LIVES = 4096  # pods whose last life is remembered, for the count of restarts
 
@@ -48,6 +48,7 @@ class Fleet:
         self._lives: dict[Pod, Generation] = {}  # the last one of each pod, gone ones too
         self.drains = Drains()  # by hand; whatever life a pod has
         self._turn = 0  # requests booked so far
+        self.uneasy = Uneasy()  # who is looked at before somebody is chosen
         self.ramping_until = 0.0  # after this nobody is new any more
         self.waiting: Callable[[], Iterable[Waited]] = tuple  # discovery's, where there is one
         self.on_restart: Callable[[Pod], None] = lambda pod: None  # a known pod has a new life
@@ -228,13 +229,13 @@ class Fleet:
     def load(self, target: Target, tokens: int) -> None:
         """Load begins on one that was chosen just now; a Booking gives it back."""
         assert tokens >= 0, "load cannot be negative"
-        self._turn += 1
-        target.turn = self._turn
+        self._turn = target.turn = self._turn + 1
         target.inflight_tokens += tokens
         target.inflight_requests += 1
         target.waiting_requests += 1
         if target.waiting_requests == self.settings.stuck_requests:
             target.signs_seen = -1  # an older silence was not theirs
+            self.uneasy.add(target)
 
     def _find_sides(self, model: str) -> Sides:
         prefills = self.selectable(Role.PREFILL, model)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 import msgspec
 
@@ -39,12 +40,16 @@ class Sides:
     decodes: tuple[Target, ...] = ()
     firsts: tuple[Candidate, ...] = field(init=False)  # of the prefills
     seconds: tuple[Candidate, ...] = field(init=False)
+    several: bool = field(init=False)  # is there anybody to choose between?
     spaces: Spaces | None = None  # depths.py's, as long as the view says the same
-    _fit: bool | None = None
+    fits: bool | None = None  # all fit all; None: nobody asked yet
+    turn: int = -1  # of the view that the choices were made under
+    choices: dict[Any, Any] = field(default_factory=dict)  # choice.py's, that requests share
 
     def __post_init__(self) -> None:
         self.firsts = tuple(map(Candidate, self.prefills))
         self.seconds = tuple(map(Candidate, self.decodes))
+        self.several = len(self.prefills) > 1 or len(self.decodes) > 1
 
     def __iter__(self) -> Iterator[tuple[Target, ...]]:
         return iter((self.prefills, self.decodes))
@@ -52,11 +57,11 @@ class Sides:
     def fit(self, compatible: Compatible) -> bool:
         """Does every prefill fit every decode? Looked at once: of each kind there is one is asked,
         and `compatible` is always the same."""
-        if self._fit is None:
+        if self.fits is None:
             ones, others = _kinds(self.firsts), _kinds(self.seconds)
             found = (misfit(one, other, compatible) for one in ones for other in others)
-            self._fit = not any(found)
-        return self._fit
+            self.fits = not any(found)
+        return self.fits
 
 
 def _kinds(candidates: Iterable[Candidate]) -> list[Candidate]:

@@ -20,6 +20,7 @@ from .handoffs import way
 from .settings import FleetSettings
 
 LONG_AGO = float("-inf")
+CALM_S = 1.0  # who is uneasy no more is not looked at for longer than this
 
 Judged = tuple[Knowledge, str]  # how far a worker is believed, and why
 
@@ -128,6 +129,19 @@ class Target:
         state = "draining" if self.draining else well if self.healthy else "unhealthy"
         load = f"{self.inflight_tokens} tokens in {self.inflight_requests}"
         return f"<{self.worker} {self.role} {self.model or '?'} {state} {load}>"
+
+
+class Uneasy(set[Target]):
+    """Those that may be stuck, or asked to be left alone; usually nobody, and then nobody looks."""
+
+    _again = LONG_AGO  # when they are looked through
+
+    def calm(self, now: float, settings: FleetSettings) -> None:
+        """Let go of those that are as others again; looked for once a second."""
+        if now >= self._again:
+            self._again, few = now + CALM_S, settings.stuck_requests
+            calm = [one for one in self if one.waiting_requests < few and now >= one.busy_until]
+            self.difference_update(calm)
 
 
 def bootstrap_host(up: WorkerUp) -> str:

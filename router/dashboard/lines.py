@@ -14,8 +14,8 @@ from prometheus_client.registry import Collector
 
 from kvplane.vocabulary import Knowledge, Tier, Worker
 
+from ..belief import WORSE
 from ..breaker import State
-from ..choice import WORSE
 from ..fleet import Waited
 from ..gateway import Gateway
 from ..target import Target

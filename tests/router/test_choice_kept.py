@@ -21,7 +21,7 @@ from kvplane.router.fleet import Fleet
 from kvplane.router.plans import Prompt
 from kvplane.router.request import Ask, parse
 from kvplane.router.settings import BreakerSettings, FleetSettings, RouterSettings
-from kvplane.router.target import Booking, Lost
+from kvplane.router.target import Booking, Lost, Uneasy
 from kvplane.vocabulary import (
     Change,
     Cleared,
@@ -81,6 +81,7 @@ class Scene:
         for change in self.changes:
             view.apply(change)
         fleet._chosen, fleet._sides, fleet._asked = {}, {}, {}
+        fleet.uneasy = Uneasy(fleet.targets())  # who looks at everybody
         return self.chooser(view, fleet, chain), fleet
 
     # -- what may change
@@ -172,6 +173,7 @@ class Scene:
             target = pick(targets)
             self.loads.append(self.fleet.book(target.worker, pick((0, 10, 500))))
             target.busy_until = pick((target.busy_until, target.busy_until, self.now + 2.0))
+            self.fleet.uneasy.add(target)
 
     def time(self) -> None:
         self.now += self.chance.choice((0.1, 1.0, 5.0))
