@@ -68,51 +68,79 @@ class Desk:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One question, one answer."""
         status, body = await self.answer(scope, receive)
-        shown = [(b"content-length", b"%d" % len(body)), *_head(status)]
-        await send({"type": "http.response.start", "status": status, "headers": shown})
+        await send(
+            {"type": "http.response.start", "status": status, "headers": _head(status, body)}
+        )
         await send({"type": "http.response.body", "body": body})
-
-    async def direct(self, cycle: Any) -> None:
-        """The same without ASGI between, for our own server: a Cycle of cycle.py."""
-        query = cycle.url.partition(b"?")[2]
-        whole = cycle.take if not cycle.more_body else None
-        status, body = await self._answered(cycle.headers, query, whole, cycle.receive)
-        shown = [(b"content-length", b"%d" % len(body)), *_head(status)]
-        if not cycle.answer(status, shown, body, more=False):
-            await cycle.send({"type": "http.response.start", "status": status, "headers": shown})
-            await cycle.send({"type": "http.response.body", "body": body})
 
     async def answer(self, scope: Scope, receive: Receive) -> tuple[int, bytes]:
         """Status and body: who holds how much of this prompt, deepest first."""
-        return await self._answered(scope["headers"], scope["query_string"], None, receive)
+        return await self._waited(scope["headers"], scope["query_string"], receive)
 
-    async def _answered(
-        self, told: Told, query: bytes, whole: Callable[[], bytes] | None, receive: Receive
+    def direct(self, cycle: Any) -> Awaitable[None] | None:
+        """The same without ASGI between, for our own server: a Cycle of cycle.py. At once, where
+        all of the body came, and there is nothing to tokenise."""
+        if cycle.more_body or cycle.size > IN_THREAD_BYTES:
+            return self._later(cycle)
+        try:
+            data = self._bounded(cycle.take())
+            loaded(self._follower)
+            asked = _read(cycle.headers, _query(cycle), data, self._settings.most_hashes)
+            if asked.text is not None:
+                return self._later(cycle, asked)
+            status, body = 200, self._found(asked)
+        except (Refusal, BadValue) as error:
+            status, body = refused(error)
+        if cycle.answer(status, _head(status, body), body, more=False):
+            return None
+        return _say(cycle, status, body)
+
+    async def _later(self, cycle: Any, asked: question.Question | None = None) -> None:
+        told = await self._waited(cycle.headers, _query(cycle), cycle.receive, asked)
+        await _say(cycle, *told)
+
+    async def _waited(
+        self, told: Told, query: bytes, receive: Receive, asked: question.Question | None = None
     ) -> tuple[int, bytes]:
         try:
-            data = self._bounded(whole()) if whole is not None else await self._body(receive)
-            return 200, _encode(await self._ranked(told, query, data))
+            data = await self._body(receive) if asked is None else b""
+            loaded(self._follower)
+            large = len(data) > IN_THREAD_BYTES
+            if asked is None:
+                reading = told, query, data, self._settings.most_hashes
+                asked = await asyncio.to_thread(_read, *reading) if large else _read(*reading)
+            if asked.text is not None:
+                tokens = await self._tokens(asked.text)
+                asked = msgspec.structs.replace(asked, tokens=tokens)
+            if not large:
+                return 200, self._found(asked)
+            begun, (asked, sizes, seen) = self._clock.now(), self._meant(asked)
+            # Hashed whole, where it holds up nobody; others as far as they are held.
+            chains = await asyncio.to_thread(question.chains, asked, sizes, self._chains.chain)
+            return 200, self._told(chains, asked, seen, begun)
         except (Refusal, BadValue) as error:
             return refused(error)
 
-    async def _ranked(self, told: Told, query: bytes, data: bytes) -> dict[str, Any]:
-        loaded(self._follower)
-        large = len(data) > IN_THREAD_BYTES
-        reading = told, query, data, self._settings.most_hashes
-        asked = await asyncio.to_thread(_read, *reading) if large else _read(*reading)
-        if asked.text is not None:
-            tokens = await self._tokens(asked.text)
-            asked = msgspec.structs.replace(asked, tokens=tokens)
-        seen, begun = self._seen(), self._clock.now()
+    def _found(self, asked: question.Question) -> bytes:
+        begun, (asked, sizes, seen) = self._clock.now(), self._meant(asked)
+        chains = question.chains(asked, sizes, self._chains.unrolled)
+        return self._told(chains, asked, seen, begun)
+
+    def _meant(self, asked: question.Question) -> tuple[question.Question, list[int], Roster]:
+        """What is asked in the names that are served, the block sizes in use, who is there."""
+        seen = self._roster = roster(self._fleet(), self._roster)
         asked = meant(asked, seen)
         self._check(asked.workers, seen)
-        sizes = seen.block_sizes(self._view) or [self._settings.block_size]
-        if large:  # hashed whole, where it holds up nobody; others as far as they are held
-            named = self._chains.chain
-            chains = await asyncio.to_thread(question.chains, asked, sizes, named)
-        else:
-            chains = question.chains(asked, sizes, self._chains.unrolled)
-        answer = self._ranking(chains, asked, seen)
+        return asked, seen.block_sizes(self._view) or [self._settings.block_size], seen
+
+    def _told(
+        self,
+        chains: dict[int, PrefixChain],
+        asked: question.Question,
+        seen: Roster,
+        begun: float,
+    ) -> bytes:
+        answer = _encode(self._ranking(chains, asked, seen))
         if self._metrics:
             self._metrics.rank_seconds.observe(self._clock.now() - begun)
         return answer
@@ -124,10 +152,6 @@ class Desk:
         found = self._lines.ranking(seen, shown, asked.workers, self._follower.down_s())
         listed = found.pop("workers")
         return {**found, **place(self._follower), "workers": listed}
-
-    def _seen(self) -> Roster:
-        self._roster = roster(self._fleet(), self._roster)
-        return self._roster
 
     def _check(self, workers: Sequence[Worker] | None, seen: Roster) -> None:
         for at, one in enumerate(workers or ()):
@@ -198,10 +222,27 @@ def meant(asked: question.Question, seen: Roster) -> question.Question:
     raise Refusal(404, "model_not_found", message, "model")
 
 
+def _head(status: int, body: bytes) -> list[tuple[bytes, bytes]]:
+    return [(b"content-length", b"%d" % len(body)), *_beside(status)]
+
+
 @cache
-def _head(status: int) -> list[tuple[bytes, bytes]]:
+def _beside(status: int) -> list[tuple[bytes, bytes]]:
     told = {"content-type": JSON, **headers(status)}
     return [(name.encode(), value.encode()) for name, value in told.items()]
+
+
+def _query(cycle: Any) -> bytes:
+    found: bytes = cycle.url.partition(b"?")[2]
+    return found
+
+
+async def _say(cycle: Any, status: int, body: bytes) -> None:
+    """By way of messages, which wait for a client that does not drain."""
+    shown = _head(status, body)
+    if not cycle.answer(status, shown, body, more=False):
+        await cycle.send({"type": "http.response.start", "status": status, "headers": shown})
+        await cycle.send({"type": "http.response.body", "body": body})
 
 
 _PACKED = {

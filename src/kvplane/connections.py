@@ -19,7 +19,7 @@ from typing import Any, ClassVar
 import httptools
 
 from kvplane.cycle import EXTENSION, Cycle, Direct, Headers
-from kvplane.heads import place, subject
+from kvplane.heads import awaits_100, hosts, length, place, subject
 from kvplane.offers import Declining
 from kvplane.refusals import MOST_LINES, refusal, too_long
 from kvplane.writing import STALL_S, Writer
@@ -64,9 +64,8 @@ class Connection(Declining):
         self.transport = self.writer  # type: ignore[assignment]
         self._named = subject(transport.get_extra_info("peercert"))
         self.ahead: deque[Cycle] = deque()  # sent before the answer to an earlier one
-        self._extensions: dict[str, Any] = {}
-        if self._named:
-            self._extensions["tls"] = {"client_cert_name": self._named}
+        shown = {"client_cert_name": self._named}
+        self._extensions: dict[str, Any] = {"tls": shown} if self._named else {}
         self._late = self.loop.call_later(self.head_s, self.refuse)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -120,19 +119,16 @@ class Connection(Declining):
             self._in_time()
         lines = len(self.headers)
         if lines > MOST_LINES or self._quiet > self.most_bytes:  # it may have come in one piece
-            head = sum(len(name) + len(value) + 4 for name, value in self.headers) + len(self.url)
-            if lines > MOST_LINES or head > self.most_bytes:
+            head = length(self.headers) + len(self.url)
+            if lines > MOST_LINES or head > self.most_bytes:  # the parser tells send_400_response
                 self._why = too_long(head, len(self.url), lines, self.most_bytes)
-                raise ValueError("refused")  # the parser says that to send_400_response
-        names = [name for name, _ in self.headers]
-        hosts = names.count(b"host")
-        if hosts != 1 and (hosts or self.parser.get_http_version() == "1.1"):
-            self._why = 400, f"{hosts or 'no'} Host headers came: HTTP/1.1 wants exactly one"
+                raise ValueError("refused")
+        names, version = [name for name, _ in self.headers], self.parser.get_http_version()
+        if why := hosts(names, version):
+            self._why = 400, why
             raise ValueError("refused")
         if b"expect" in names:
-            wanted = [value.lower() for name, value in self.headers if name == b"expect"]
-            known = self.parser.get_http_version() == "1.1"
-            self._awaits_100 = known and b"100-continue" in wanted
+            self._awaits_100 = awaits_100(self.headers, version)
         super().on_headers_complete()
         self._headed = True
 
@@ -140,12 +136,11 @@ class Connection(Declining):
         """A head is whole: its request is answered now, or when those before it were."""
         parser, version = self.parser, self.parser.get_http_version()
         keep = version != "1.0" and parser.should_keep_alive()
-        self.newest = cycle = Cycle(
-            self, parser.get_method(), self.url, version, self.headers, keep, self._awaits_100
-        )
+        self.newest = cycle = Cycle(self, parser.get_method(), self.url, version, self.headers)
+        cycle.keep_alive, cycle.awaits_100 = keep, self._awaits_100
         self.headers = []  # what a body ends with is none of its head: no proxy before us saw it
         if self.turn is None:
-            self._start(cycle)
+            self.start(cycle, self.straight(cycle))
         else:
             self.flow.pause_reading()
             cycle.size = MOST_UNREAD  # no more of its body than came with it, before its turn
@@ -183,7 +178,9 @@ class Connection(Declining):
             return
         self.flow.resume_reading()
         if self.ahead:
-            self._start(self.ahead.popleft())
+            self.turn = self.ahead.popleft()
+            # Not from here: what is answered at once would be one deeper for each.
+            self.loop.call_soon(self.start, self.turn, self.straight(self.turn))
             if self.ahead:
                 self.flow.pause_reading()
             return
@@ -193,13 +190,17 @@ class Connection(Declining):
         if self._idle is None:
             self._idle = self.loop.call_later(self.timeout_keep_alive, self._look_idle)
 
-    def _start(self, cycle: Cycle) -> None:
+    def straight(self, cycle: Cycle) -> Direct | None:
+        """Who answers this without ASGI, if anybody."""
+        return self.direct.get(cycle.url.partition(b"?")[0]) if cycle.method == b"POST" else None
+
+    def start(self, cycle: Cycle, direct: Direct | None) -> None:
+        """Its turn has come: answered at once where nothing is to be waited for."""
         self.turn = cycle
-        path = cycle.url.partition(b"?")[0]
-        direct = self.direct.get(path) if cycle.method == b"POST" else None
-        task = self.loop.create_task(cycle.run(direct or self._asgi))
-        task.add_done_callback(self.tasks.discard)
-        self.tasks.add(task)
+        if (rest := cycle.begin(direct or self._asgi)) is not None:
+            task = self.loop.create_task(cycle.run(rest))
+            task.add_done_callback(self.tasks.discard)
+            self.tasks.add(task)
 
     def _asgi(self, cycle: Cycle) -> Awaitable[None]:
         try:
@@ -222,8 +223,7 @@ class Connection(Declining):
             "query_string": query,
             "extensions": {EXTENSION: cycle, **self._extensions},
         }
-        found: Awaitable[None] = self.app(scope, cycle.receive, cycle.send)
-        return found
+        return self.app(scope, cycle.receive, cycle.send)  # type: ignore[no-any-return]
 
     async def _no_place(self, cycle: Cycle) -> None:
         self.turn, cycle.response_complete = None, True  # the refusal is its answer

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from uvicorn.protocols.http.flow_control import FlowControl
@@ -23,6 +23,7 @@ from kvplane.writing import Writer
 
 log = logging.getLogger(__name__)
 
+Lines = list[tuple[bytes, bytes]]
 Headers = Sequence[tuple[bytes, bytes]]
 EXTENSION = "kvplane.cycle"
 CLOSE = (b"connection", b"close")
@@ -30,6 +31,7 @@ BARE = (204, 304)  # statuses without a body, nor any framing
 JOINED = 64 * 1024  # head and body up to this are one piece; beyond it a copy costs more
 KEPT = 64  # bytes of memory that a part of a body costs beside its own: it may have but one
 BODY_S = 120.0  # between two parts of a body that is waited for; apps may be stricter
+_line = b": ".join
 FAULTS = {500: b"Internal Server Error", 503: b"Service Unavailable"}  # an app broke; we end
 
 
@@ -48,61 +50,64 @@ class Line(Protocol):
 class Cycle:
     """From the end of a request's head to the end of its answer."""
 
-    __slots__ = (
-        "_awaits_100", "_bare", "_chunked", "_endless", "_leave", "_left_bytes", "_line", "_news",
-        "_parts", "_waiter", "disconnected", "headers", "keep_alive", "method", "more_body",
-        "response_complete", "response_started", "size", "url", "version",
-    )  # fmt: skip
+    # What most requests leave as it is: nothing is written for it.
+    keep_alive = more_body = True
+    awaits_100 = disconnected = response_started = response_complete = False
+    size = 0  # what parts of the body that are not taken yet cost to keep
+    _left_bytes = 0  # of the length that was told
+    _bare = _chunked = _endless = _news = False
+    _waiter: asyncio.Future[None] | None = None
+    _leave: Callable[[], None] | None = None
 
-    def __init__(
-        self,
-        line: Line,
-        method: bytes,
-        url: bytes,
-        version: str,
-        headers: list[tuple[bytes, bytes]],
-        keep_alive: bool,
-        awaits_100: bool,
-    ) -> None:
+    def __init__(self, line: Line, method: bytes, url: bytes, version: str, headers: Lines) -> None:
         self._line, self.method, self.url = line, method, url
         self.version, self.headers = version, headers  # names in small letters
-        self.keep_alive, self._awaits_100 = keep_alive, awaits_100
         self._parts: list[bytes] = []  # of the body, not taken yet
-        self.size = 0  # what these cost to keep
-        self.more_body = True
-        self.disconnected = self.response_started = self.response_complete = False
-        self._bare = self._chunked = self._endless = False
-        self._left_bytes = 0  # of the length that was told
-        self._news = False
-        self._waiter: asyncio.Future[None] | None = None
-        self._leave: Callable[[], None] | None = None
 
-    async def run(self, answer: Direct) -> None:
-        """Have it answered; what is left undone is undone here."""
+    def begin(self, answer: Direct) -> Awaitable[None] | None:
+        """Have it answered; what is to be waited for is for run()."""
+        try:
+            if (rest := answer(self)) is None:
+                self._ended()
+            return rest
+        except Exception:
+            log.exception("an app failed")
+            self._failed(500)
+            return None
+
+    async def run(self, rest: Awaitable[None]) -> None:
+        """The rest of it; what is left undone is undone here."""
         fault = 500
         try:
-            await answer(self)
-            if self.disconnected or self.response_complete:
-                fault = 0
-            else:
-                log.error("an app returned without a whole answer")
+            await rest
+            fault = 0
         except Exception:
             log.exception("an app failed")
         except asyncio.CancelledError:
             fault = 503
             raise
         finally:
-            if fault and not self.response_started:
+            if fault:
                 self._failed(fault)
-            if not self.response_complete:
-                self._line.writer.close()
+            else:
+                self._ended()
+
+    def _ended(self) -> None:
+        """Nobody says any more."""
+        if not self.response_complete:
+            if not self.disconnected:
+                log.error("an app returned without a whole answer")
+            self._failed(500)
 
     def _failed(self, fault: int) -> None:
         said, writer = FAULTS[fault], self._line.writer
         shown = [(b"content-type", b"text/plain"), (b"content-length", b"%d" % len(said))]
-        if not writer.is_closing():  # though the client may not drain: it is short
+        if not (self.response_started or self.disconnected or writer.is_closing()):
+            # Though the client may not drain: it is short.
             writer.write(self._begin(fault, [*shown, CLOSE]) + self._framed(said, more=False))
             self._complete()
+        if not self.response_complete:
+            writer.close()
 
     # -- what the connection tells
 
@@ -186,9 +191,9 @@ class Cycle:
     async def receive(self) -> dict[str, Any]:
         """ASGI."""
         line = self._line
-        if self._awaits_100 and self.more_body and not line.writer.is_closing():
+        if self.awaits_100 and self.more_body and not line.writer.is_closing():
             line.writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        self._awaits_100 = False
+        self.awaits_100 = False
         if not (self.disconnected or self.response_complete):
             line.flow.resume_reading()
             if not self._news:
@@ -231,31 +236,37 @@ class Cycle:
 
     def _begin(self, status: int, headers: Headers) -> bytes:
         """The head. Raises RuntimeError for what would split the answer."""
-        lines = [*self._line.usual_headers(), *headers]
-        told = dict(lines)
+        lines, told = [*self._line.usual_headers(), *headers], dict(headers)
+        length, bare = told.get(b"content-length"), status in BARE or self.method == b"HEAD"
+        if length is None or b"connection" in told or b"transfer-encoding" in told:
+            lines = self._frame(lines, told, bare)
+        if self.awaits_100 and self.more_body:  # a body may still come, or a request instead
+            self.keep_alive = False
+        if not self.keep_alive:
+            lines.append(CLOSE)
+        head = b"\r\n".join((STATUS_LINE[status][:-2], *map(_line, lines))) + b"\r\n\r\n"
+        breaks = len(lines) + 2
+        if head.count(b"\n") != breaks or head.count(b"\r") != breaks or b"\0" in head:
+            raise RuntimeError("a header holds a byte that would split the answer")
+        self.response_started, self.awaits_100, self._bare = True, False, bare
+        self._left_bytes = int(length or 0)
+        return head
+
+    def _frame(self, lines: Lines, told: Mapping[bytes, bytes], bare: bool) -> Lines:
+        """How the body ends, where no length says it; what we say of the connection ourselves."""
         if (close := told.get(b"connection")) is not None:
             self.keep_alive &= b"close" not in close.lower()
-            lines = [pair for pair in lines if pair[0] != b"connection"]  # said below
-        length, chunked = told.get(b"content-length"), b"transfer-encoding" in told
-        bare = status in BARE or self.method == b"HEAD"
-        if length is None and not bare:
+            lines = [pair for pair in lines if pair[0] != b"connection"]
+        chunked = b"transfer-encoding" in told
+        if b"content-length" not in told and not bare:
             if self.version < "1.1":  # it knows no chunks: the connection ends with the body
                 chunked, self._endless, self.keep_alive = False, True, False
                 lines = [pair for pair in lines if pair[0] != b"transfer-encoding"]
             elif not chunked:
                 chunked = True
                 lines.append((b"transfer-encoding", b"chunked"))
-        if self._awaits_100 and self.more_body:  # a body may still come, or a request instead
-            self.keep_alive = False
-        if not self.keep_alive:
-            lines.append(CLOSE)
-        head = STATUS_LINE[status] + b"".join([b"%b: %b\r\n" % pair for pair in lines])
-        breaks = len(lines) + 1
-        if head.count(b"\n") != breaks or head.count(b"\r") != breaks or b"\0" in head:
-            raise RuntimeError("a header holds a byte that would split the answer")
-        self.response_started, self._awaits_100, self._bare = True, False, bare
-        self._chunked, self._left_bytes = chunked and not bare, int(length or 0)
-        return head + b"\r\n"
+        self._chunked = chunked and not bare
+        return lines
 
     def _framed(self, data: bytes, more: bool) -> bytes:
         """A part of the body as it leaves. Raises RuntimeError where it is not as long as told."""
@@ -282,4 +293,5 @@ class Cycle:
         self._line.finished()
 
 
-Direct = Callable[[Cycle], Awaitable[None]]  # answers one request
+# Answers one request; what it returns is still to be awaited, None: it was answered at once.
+Direct = Callable[[Cycle], Awaitable[None] | None]

@@ -26,6 +26,7 @@ from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
 from kvplane.connections import MOST_BYTES, Connection
 from kvplane.cycle import Direct
+from kvplane.repeats import Repeating
 from kvplane.tls import Tls
 
 log = logging.getLogger(__name__)
@@ -145,7 +146,7 @@ class Server:
         direct: Mapping[bytes, Direct] | None = None,
     ) -> None:
         told = {"most_bytes": most_head_bytes, "direct": direct or {}}
-        bounded = type("Bounded", (Connection,), told)
+        bounded = type("Bounded", (Repeating,), told)
         config = uvicorn.Config(
             _Forwarded(app),
             interface="asgi3",

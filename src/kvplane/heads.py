@@ -8,6 +8,7 @@ Edge. connections.py asks for each head. Open it to change how a path is read.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 from urllib.parse import unquote
@@ -31,6 +32,25 @@ def _parsed(url: bytes) -> Place:
 
 
 _known = lru_cache(maxsize=1024)(_parsed)
+
+
+def hosts(names: Sequence[bytes], version: str) -> str:
+    """What is wrong with how often the host is named; nothing where it is right."""
+    many = names.count(b"host")
+    if many == 1 or (not many and version != "1.1"):
+        return ""
+    return f"{many or 'no'} Host headers came: HTTP/1.1 wants exactly one"
+
+
+def awaits_100(headers: Sequence[tuple[bytes, bytes]], version: str) -> bool:
+    """Does the client wait for a word before it sends its body?"""
+    wanted = [value.lower() for name, value in headers if name == b"expect"]
+    return version == "1.1" and b"100-continue" in wanted
+
+
+def length(headers: Sequence[tuple[bytes, bytes]]) -> int:
+    """Bytes of these lines."""
+    return sum(len(name) + len(value) + 4 for name, value in headers)
 
 
 def subject(certificate: dict[str, Any] | None) -> str | None:
