@@ -43,6 +43,8 @@ class Admission:
         self._rate = Bucket(settings.requests_per_s)
         self._most_held = max(settings.most_held_bytes, settings.most_body_bytes)
         self.places = Places(settings.most_requests, settings.queue)
+        # A place where one is free; `leave` gives it back. Else `enter` waits for one.
+        self.enter_at_once, self.leave = self.places.take, self.places.leave
         self.held_bytes = 0  # of bodies of requests under way
         self.refused: Counter[tuple[str, str]] = Counter()  # (key, why); read by a scrape
         self.waited: Counter[str] = Counter()  # of those who had to wait, by what came of it
@@ -58,13 +60,6 @@ class Admission:
             raise self._refuse(key, "key", text, 429)
         if not self.places.free and self.places.full(key.name):
             raise self._full(key)
-
-    def enter_at_once(self) -> bool:
-        """A place where one is free; `leave` gives it back. Else `enter` waits for one."""
-        free = self.places.free
-        if free:
-            self.places.take()
-        return free
 
     async def enter(self, key: Key, client: Asking) -> None:
         """A place, now or in turn; `leave` gives it back. Raises GatewayError and ClientGone."""
@@ -84,10 +79,6 @@ class Admission:
         pushed_out = waiting.turn is Turn.PUSHED_OUT
         self._give_up(waiting, "pushed out" if pushed_out else "late")
         raise self._full(key) if pushed_out else self._late(key)
-
-    def leave(self) -> None:
-        """The request is over."""
-        self.places.leave()
 
     def hold(self, key: Key, size: int) -> None:
         """Count bytes of a body that came; raises GatewayError where all together are too many."""

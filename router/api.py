@@ -29,8 +29,8 @@ from .asker import CYCLE, AsgiClient, Cycle, HeaderList, Receive, Scope, Send, b
 from .dispatch import BrokenBody, ClientGone
 from .errors import GatewayError, let_go
 from .gateway import Gateway
-from .keys import Key, Keys
-from .proxied import PROXIED, Call, read_call
+from .keys import Keys
+from .proxied import PROXIED, read_call
 from .proxy import Proxy
 from .request import COUNTS, LONG_BYTES, Ask, parse, sane_id
 from .tenants import SALTED, apart
@@ -48,14 +48,17 @@ class Api:
         self._gateway, self._admin = gateway, admin
         self._limits = gateway.settings.admission
         self.keys, self.admission = Keys(self._limits), Admission(self._limits)
-        self._proxy = Proxy(gateway)
+        proxy = Proxy(gateway)
+        self._ways: dict[str, tuple[Callable[..., Any], Callable[..., Awaitable[None]]]]
+        self._ways = dict.fromkeys(PROXIED, (read_call, proxy.handle))
+        self._ways |= dict.fromkeys(COUNTS, (read_ask, gateway.handle))
         gateway.metrics.registry.register(AdmissionState(self.admission, self.keys))
         gateway.places = self.admission.places
 
     def __call__(self, scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
         """ASGI."""
         path = scope.get("path", "")
-        if scope["type"] != "http" or not (path in COUNTS or path in PROXIED):
+        if scope["type"] != "http" or path not in self._ways:
             found: Awaitable[None] = self._admin(scope, bounded(receive, MOST_ADMIN_BYTES), send)
             return found
         if scope["method"] != "POST":
@@ -72,80 +75,68 @@ class Api:
         return self._infer(path, cycle.headers, client)
 
     async def _infer(self, path: str, headers: HeaderList, client: AsgiClient) -> None:
-        metrics, now = self._gateway.metrics, self._gateway.clock.now
-        begun, first_s = now(), metrics.first_byte_s.of[path,]
+        """Key, rate, body, what it asks, a place, the answer; all given back in turn."""
+        metrics, admission = self._gateway.metrics, self.admission
+        client.now = now = self._gateway.clock.now
+        client.begun = begun = now()
+        client.first_s = metrics.first_byte_s.of[path,]
         told = dict(reversed(headers))  # the first of a name counts
-        client.on_first = lambda: first_s.observe(now() - begun)
         request_id = sane_id(told.get(b"x-request-id"), DICE.hex_id)
         try:
             key = self.keys.of(headers)
-            self.admission.look(key, begun)
+            admission.look(key, begun)
             key.running += 1
             try:
-                await self._admitted(path, headers, told, key, request_id, client)
+                if b"connection" in told or b"content-encoding" in told or self.keys.guarded:
+                    headers = self._onward(headers, told.get(b"content-encoding", b""))
+                raw = client.body_here(self._limits.most_body_bytes, admission.hold, key)
+                if raw is None:
+                    raw = await client.body(self._limits, told, admission.hold, key)
+                client.watch()
+                read, handle = self._ways[path]
+                if len(raw) <= LONG_BYTES:
+                    wanted = read(path, raw, request_id, headers, key.salt)
+                else:
+                    wanted = await asyncio.to_thread(read, path, raw, request_id, headers, key.salt)
+                if not admission.enter_at_once():
+                    await admission.enter(key, client)
+                try:
+                    await handle(wanted, client)
+                finally:
+                    admission.leave()
             finally:
+                client.unwatch()
                 key.running -= 1
-                self.admission.let_go(client.held_bytes)
-        except GatewayError as error:
-            if not client.gone:
-                await client.whole(error.status, _error_head(error, request_id), error.body())
-            let_go(error)
-        except (ClientGone, BrokenBody) as left:
-            log.debug("no answer request=%s why=%s", request_id, type(left).__name__)
-            let_go(left)
-        except Exception:
-            log.exception("request failed request=%s", request_id)
-            await self._apologise(client, request_id)
+                admission.let_go(client.held_bytes)
+        except Exception as error:
+            await _failed(error, request_id, client)
         finally:
-            client.on_first = None  # it holds the client: together they would be garbage
             status = "gone" if client.gone else client.status or "gone"
-            metrics.requests.of[path, status].inc()
+            metrics.requests.of[path, status].value += 1
             metrics.request_s.of[path,].observe(now() - begun)
 
-    async def _admitted(
-        self,
-        path: str,
-        headers: HeaderList,
-        told: dict[bytes, bytes],
-        key: Key,
-        request_id: str,
-        client: AsgiClient,
-    ) -> None:
-        """The body, what it asks, a place, the answer."""
-        if b"content-encoding" in told and told[b"content-encoding"].lower() not in DECODABLE:
-            raise GatewayError(
-                "invalid_request", "content-encoding of a request is not supported", status=415
-            )
-        hold, limits = self.admission.hold, self._limits
-        raw = client.body_here(limits.most_body_bytes, hold, key)
-        if raw is None:
-            raw = await client.body(limits, told.get(b"content-length", b""), hold, key)
-        client.watch()
-        try:
-            if b"connection" in told or self.keys.guarded:
-                headers = self.keys.onward(headers)
-            make: Callable[..., Ask | Call] = _ask if path in COUNTS else read_call
-            if len(raw) <= LONG_BYTES:
-                wanted = make(path, raw, request_id, headers, key.salt)
-            else:
-                wanted = await asyncio.to_thread(make, path, raw, request_id, headers, key.salt)
-            if not self.admission.enter_at_once():
-                await self.admission.enter(key, client)
-            try:
-                if isinstance(wanted, Call):
-                    await self._proxy.handle(wanted, client)
-                else:
-                    await self._gateway.handle(wanted, client)
-            finally:
-                self.admission.leave()
-        finally:
-            client.unwatch()
+    def _onward(self, headers: HeaderList, coding: bytes) -> HeaderList:
+        """As engines may see them. Raises GatewayError for a body that cannot be read."""
+        if coding.lower() not in DECODABLE:
+            text = "content-encoding of a request is not supported"
+            raise GatewayError("invalid_request", text, status=415)
+        return self.keys.onward(headers)
 
-    async def _apologise(self, client: AsgiClient, request_id: str) -> None:
-        """Something of ours broke: say so where an answer has not begun."""
-        error = GatewayError("internal_error", f"the gateway failed; see its log, {request_id}")
-        if not client.status and not client.gone:
+
+async def _failed(error: Exception, request_id: str, client: AsgiClient) -> None:
+    """Say what went wrong, where somebody is left to be told and no answer has begun."""
+    if isinstance(error, GatewayError):
+        if not client.gone:
             await client.whole(error.status, _error_head(error, request_id), error.body())
+        let_go(error)
+    elif isinstance(error, (ClientGone, BrokenBody)):
+        log.debug("no answer request=%s why=%s", request_id, type(error).__name__)
+        let_go(error)
+    else:
+        log.error("request failed request=%s", request_id, exc_info=error)
+        ours = GatewayError("internal_error", f"the gateway failed; see its log, {request_id}")
+        if not client.status and not client.gone:
+            await client.whole(ours.status, _error_head(ours, request_id), ours.body())
 
 
 async def _wrong_method(path: str, scope: Scope, receive: Receive, send: Send) -> None:
@@ -155,7 +146,7 @@ async def _wrong_method(path: str, scope: Scope, receive: Receive, send: Send) -
     await client.whole(405, [*error.head(), (b"allow", b"POST")], error.body())
 
 
-def _ask(path: str, raw: bytes, request_id: str, headers: HeaderList, salt: str) -> Ask:
+def read_ask(path: str, raw: bytes, request_id: str, headers: HeaderList, salt: str) -> Ask:
     """What a body asks, kept apart under its tenant's salt."""
     ask = parse(path, raw, request_id, tuple(headers))
     if not salt and (ask.plain or SALTED.isdisjoint(ask.body)):

@@ -7,7 +7,7 @@ Open it to change how a body is read, how an answer leaves, or how we hear that 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
 from starlette.exceptions import HTTPException
@@ -17,6 +17,7 @@ from .errors import GatewayError
 from .keys import Key
 from .legs_exchange import Bell
 from .settings import AdmissionSettings
+from .tallies import Spread
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]
@@ -40,6 +41,7 @@ class Cycle(Protocol):
     def on_leave(self, call: Callable[[], None]) -> None: ...
     def answer(self, status: int, headers: HeaderList, data: bytes, more: bool) -> bool: ...
     def put(self, data: bytes) -> bool: ...
+    def relay(self, chunks: bytes) -> bool: ...
 
 
 class AsgiClient:
@@ -48,7 +50,9 @@ class AsgiClient:
     gone = False
     status = 0  # of the answer that began to leave
     held_bytes = 0  # of the body, as `hold` was told
-    on_first: Callable[[], None] | None = None
+    begun = 0.0  # when it asked, by `now`
+    now: Callable[[], float]
+    first_s: Spread | None = None  # told how long it was until an answer began to leave
     _head: tuple[int, HeaderList] | None = None  # not sent yet
     _watching: asyncio.Task[None] | None = None
 
@@ -58,8 +62,8 @@ class AsgiClient:
     async def start(self, status: int, headers: HeaderList) -> None:
         """The head; it leaves with the first body bytes."""
         self.status, self._head = status, (status, headers)
-        if self.on_first is not None:
-            self.on_first()
+        if self.first_s is not None:
+            self.first_s.observe(self.now() - self.begun)
 
     async def write(self, data: bytes, more: bool) -> None:
         """Body bytes; waits while the client does not drain."""
@@ -75,14 +79,19 @@ class AsgiClient:
         if self._cycle is None or not self._cycle.answer(status, headers, data, False):
             return False
         self.status = status
-        if self.on_first is not None:
-            self.on_first()
+        if self.first_s is not None:
+            self.first_s.observe(self.now() - self.begun)
         return True
 
     @property
     def put(self) -> Callable[[bytes], bool]:
         """Lets a part of a stream that began leave now; False where it has to be waited for."""
         return _never if self._cycle is None else self._cycle.put
+
+    @property
+    def relay(self) -> Callable[[bytes], bool]:
+        """The same of a part that is whole chunks already."""
+        return _never if self._cycle is None else self._cycle.relay
 
     async def whole(self, status: int, headers: HeaderList, body: bytes) -> None:
         """A complete answer."""
@@ -102,10 +111,12 @@ class AsgiClient:
         self.held_bytes = size
         return body
 
-    async def body(self, limits: AdmissionSettings, declared: bytes, hold: Hold, key: Key) -> bytes:
-        """The request's body as it comes. `hold` is told of each part. Raises GatewayError 413,
-        408 and what `hold` raises; ClientGone."""
-        most = limits.most_body_bytes
+    async def body(
+        self, limits: AdmissionSettings, told: Mapping[bytes, bytes], hold: Hold, key: Key
+    ) -> bytes:
+        """The request's body as it comes; `told` are its headers, `hold` is told of each part.
+        Raises GatewayError 413, 408 and what `hold` raises; ClientGone."""
+        most, declared = limits.most_body_bytes, told.get(b"content-length", b"")
         if declared.isdigit() and int(declared) > most:
             raise _too_large(most)
         parts: list[bytes] = []
@@ -151,9 +162,9 @@ class AsgiClient:
 
     def unwatch(self) -> None:
         """It may leave."""
-        watching, self._watching = self._watching, None  # it holds us: together they are garbage
-        if watching is not None:
-            watching.cancel()
+        if self._watching is not None:
+            self._watching.cancel()
+            self._watching = None  # it holds us: together they would be garbage
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

@@ -46,15 +46,18 @@ class Places:
     @property
     def free(self) -> bool:
         """Is there a place? Then nobody waits."""
-        return self._most < 0 or self.running < self._most
+        return not 0 <= self._most <= self.running
 
     def full(self, line: str) -> bool:
         """Would `join` turn this one away now?"""
         return self.waiting >= self._queue and self._longest(line) is None
 
-    def take(self) -> None:
-        """Have a free place. Each is given back by one `leave`."""
+    def take(self) -> bool:
+        """Have a place where one is free; each is given back by one `leave`. Tells whether."""
+        if 0 <= self._most <= self.running:
+            return False
         self.running += 1
+        return True
 
     def join(self, line: str) -> Waiting | None:
         """Wait for a place; None where there is no room to wait either."""

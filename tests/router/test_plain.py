@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from kvplane.router import request as module
-from kvplane.router.api import _ask
+from kvplane.router.api import read_ask
 from kvplane.router.errors import GatewayError
 from kvplane.router.handoffs import HANDOFFS, SINGLE, Handoff, Seats, reserved
 from kvplane.router.handoffs.base import RESERVED
@@ -121,6 +121,6 @@ async def test_only_where_nobody_tells_tokens_a_prompt_is_not_looked_at(
 
 def test_a_tenants_chat_is_plain_no_longer() -> None:
     raw = json.dumps(BODIES[0]).encode()
-    assert _ask(CHAT, raw, "id", [], "").plain
-    ask = _ask(CHAT, raw, "id", [], tenant_salt("acme", "s"))
+    assert read_ask(CHAT, raw, "id", [], "").plain
+    ask = read_ask(CHAT, raw, "id", [], tenant_salt("acme", "s"))
     assert ask.body["cache_salt"] and not ask.plain
