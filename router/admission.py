@@ -45,12 +45,15 @@ class Admission:
         self.places = Places(settings.most_requests, settings.queue)
         # A place where one is free; `leave` gives it back. Else `enter` waits for one.
         self.enter_at_once, self.leave = self.places.take, self.places.leave
+        self._bounded = self._rate.limited or settings.most_requests >= 0
         self.held_bytes = 0  # of bodies of requests under way
         self.refused: Counter[tuple[str, str]] = Counter()  # (key, why); read by a scrape
         self.waited: Counter[str] = Counter()  # of those who had to wait, by what came of it
 
     def look(self, key: Key, now: float) -> None:
         """Before a body is read: raises GatewayError where it would be read for nothing."""
+        if not (self._bounded or key.bounded):
+            return
         if key.bucket.limited and (wait_s := key.bucket.take(now)):
             raise self._over_rate(key, "of this key", wait_s)
         if self._rate.limited and (wait_s := self._rate.take(now)):
@@ -82,10 +85,11 @@ class Admission:
 
     def hold(self, key: Key, size: int) -> None:
         """Count bytes of a body that came; raises GatewayError where all together are too many."""
-        if self.held_bytes + size > self._most_held:
+        held = self.held_bytes + size
+        if held > self._most_held:
             text = f"the bodies of all requests under way have {self.held_bytes} bytes"
             raise self._refuse(key, "memory", text, 503)
-        self.held_bytes += size
+        self.held_bytes = held
 
     def let_go(self, size: int) -> None:
         """These bytes are no longer held."""

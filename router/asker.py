@@ -99,7 +99,8 @@ class AsgiClient:
         await self.write(body, more=False)
 
     def body_here(self, most_bytes: int, hold: Hold, key: Key) -> bytes | None:
-        """The request's body where it has come already, else None. Raises as `body` does."""
+        """The request's body where it has come already, and it is watched; else None. Raises as
+        `body` does."""
         cycle = self._cycle
         if cycle is None or cycle.more_body:
             return None
@@ -109,6 +110,7 @@ class AsgiClient:
             raise _too_large(most_bytes)
         hold(key, size)
         self.held_bytes = size
+        cycle.on_leave(self._left)
         return body
 
     async def body(

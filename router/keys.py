@@ -28,12 +28,13 @@ CREDENTIALS = (b"authorization", b"x-api-key")
 class Key:
     """One key and what runs under it."""
 
-    __slots__ = ("bucket", "most", "name", "running", "salt")
+    __slots__ = ("bounded", "bucket", "most", "name", "running", "salt")
 
     def __init__(self, settings: KeySettings, secret: str = "") -> None:
         self.name, self.most = settings.name, settings.most_requests
         self.running = 0  # requests of this key under way or waiting
         self.bucket = Bucket(settings.requests_per_minute / 60, settings.burst)
+        self.bounded = self.bucket.limited or self.most >= 0
         self.salt = tenant_salt(settings.tenant, secret) if settings.tenant else ""
 
     def __repr__(self) -> str:
@@ -50,16 +51,17 @@ class Keys:
             told.append(KeySettings("default", digest_of(settings.api_key)))
             self._upstream = [(b"authorization", b"Bearer " + settings.api_key.encode())]
         self._all = {bytes.fromhex(one.digest): Key(one, settings.tenant_secret) for one in told}
-        self._anybody = Key(KeySettings("anybody", ""))
         self.guarded = bool(self._all)
+        # Whose every request is, where no key is needed.
+        self.anybody = None if self.guarded else Key(KeySettings("anybody", ""))
 
     def __iter__(self) -> Iterator[Key]:
-        return iter(self._all.values() if self.guarded else (self._anybody,))
+        return iter((self.anybody,) if self.anybody is not None else self._all.values())
 
     def of(self, headers: HeaderList) -> Key:
         """Whose request this is. Raises GatewayError 401 where it needs a key and has none."""
-        if not self.guarded:
-            return self._anybody
+        if self.anybody is not None:
+            return self.anybody
         given = _given(headers)
         if len(given) > 1:
             raise GatewayError(

@@ -134,7 +134,9 @@ class Prompts:
     def untold(self, model: str) -> Prompt | None:
         """What `look` would say of a plain chat, where it need not look: nobody tells tokens."""
         home = self._homes.get(model)
-        if home is None or home.folder or self._default or self._others(model, home):
+        if home is None or home.folder or self._default:
+            return None
+        if self.source is not None and home.engines and self.source.tells(model):
             return None
         return UNTOLD
 
@@ -194,8 +196,7 @@ class Prompts:
 
     def _others(self, model: str, home: Home) -> bool:
         """Is there an engine to ask?"""
-        source = self.source
-        return source is not None and bool(home.engines) and source.tells(model)
+        return self.source is not None and bool(home.engines) and self.source.tells(model)
 
     async def _waited(
         self,

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
+from operator import sub
 
 from kvplane.vocabulary import Stage
 
@@ -47,8 +48,7 @@ class Walks:
         if len(known) > MOST_KINDS:
             known.clear()
         for meeting in waiting:
-            walk = meeting.press()
-            walk = meeting.walk = known.setdefault(walk, walk)
+            walk = meeting.press(known)
             times = (*meeting.steps, meeting.ended or meeting.begun)
             rows[walk, meeting.outcome].append(times)
         for (walk, outcome), each in rows.items():
@@ -56,6 +56,6 @@ class Walks:
 
     def _count(self, walk: Sequence[Stage], outcome: str, columns: list[tuple[float, ...]]) -> None:
         for at, stage in enumerate(walk):
-            took = [b - a for a, b in zip(columns[at], columns[at + 1], strict=True)]
+            took = map(sub, columns[at + 1], columns[at])
             ended = outcome if at == len(walk) - 1 else "ok"
             self._spreads.of[stage, ended].observe_all(took)

@@ -150,8 +150,7 @@ class Kvplane(SglangLists):
 
 def _plain(ask: Ask, pair: Binding) -> Bodies:
     """As `write` does it where nothing of the client's has to go, nor names the request."""
-    triple = pair.triple
-    name = name_of(pair)
+    triple, name = pair.triple, f"kvplane-{pair.room:016x}"  # as `name_of`
     ours = b'%b%d,"rid":"%b"' % (_place(triple.host, triple.port), triple.room, name.encode())
     prefill = decode = appended(ask.raw, ours)
     if ask.stream:
