@@ -15,56 +15,72 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
+
 from kvplane.vocabulary import Worker
 
-from .blame import LegFailed, Side
+from .blame import DECODE, LegFailed, Side
 from .breaker import NEUTRAL, SUCCESS, Breaker, Breakers, Outcome, Ticket, outcome
 from .fleet import Fleet
-from .target import Booking, Target
+from .target import Target
 
 MOST_BUSY_S = 30.0  # a worker that asks to be left alone is, for this long, while others serve
 
 
-class _Stake(Booking, eq=False):
+class _Stake(msgspec.Struct, eq=False, gc=False):
     """One side's part: its load, and its circuit, which is its own: a later life has another."""
 
+    target: Target
+    tokens: int
+    side: Side
     circuit: Breaker
     ticket: Ticket | None
-    side: Side
-    what: Outcome = NEUTRAL
-    told: bool = False  # success was booked already
+    open: bool = True  # its load is not given back yet
+    laid: Outcome | None = None  # by the failure of the attempt; else it went as far as it went
 
 
 class Account:
     """Load and circuits of one attempt."""
 
-    __slots__ = ("_breakers", "_fleet", "_stakes", "without")
+    _decode: _Stake | None = None
+    _prefill: _Stake | None = None
+    _told = False  # success was booked already
+    without: tuple[Worker, ...] = ()  # who is left out of the next attempt
 
     def __init__(self, fleet: Fleet, breakers: Breakers) -> None:
         self._fleet, self._breakers = fleet, breakers
-        self._stakes: tuple[_Stake, ...] = ()  # one or two
-        self.without: tuple[Worker, ...] = ()  # who is left out of the next attempt
 
     def take(self, side: Side, target: Target, tokens: int, now: float) -> None:
         """Leave to send, and load until `release`."""
-        circuit = self._breakers.of(target.worker)
+        circuit = self._breakers.circuits[target.worker]
         self._fleet.load(target, tokens)
         ticket = circuit.leave or circuit.admit(now)
-        self._stakes += (_Stake(target, tokens, True, True, circuit, ticket, side),)
+        stake = _Stake(target, tokens, side, circuit, ticket)
+        if side is DECODE:
+            self._decode = stake
+        else:
+            self._prefill = stake
 
     def release(self, side: Side) -> None:
         """The work of one side is over. Idempotent."""
-        for stake in self._stakes:
-            if stake.side is side and stake.open:
-                stake.release()
+        stake = self._decode if side is DECODE else self._prefill
+        if stake is not None and stake.open:
+            stake.open = False
+            stake.target.give_back(stake.tokens, not self._told)
 
     def began(self, now: float) -> None:
         """The answer begins to leave: what prefill had to do is done, and decode works."""
-        for stake in self._stakes:
-            stake.what, stake.told = SUCCESS, True
-            if stake.waiting:
-                stake.began()
-            self._fleet.answered(stake.target, now)
+        self._told = True
+        for stake in (self._decode, self._prefill):
+            if stake is None:
+                continue
+            target = stake.target
+            if stake.open:
+                target.waiting_requests -= 1
+            if target.pulse.sound:
+                target.signs += 1
+            else:
+                self._fleet.answered(target, now)
             if (ticket := stake.ticket) is not None:
                 stake.circuit.succeeded(ticket, now)
         if self._breakers.pairs.faults and (pair := self._pair()) is not None:
@@ -88,7 +104,7 @@ class Account:
         blamed = self._breakers.pairs.failed(*pair, now)
         for stake in self._stakes:
             mine = stake.target.worker in blamed
-            stake.what = what if mine else Outcome.PEER if blamed else Outcome.NEUTRAL
+            stake.laid = what if mine else Outcome.PEER if blamed else Outcome.NEUTRAL
         self.without = blamed or pair
         return side if not blamed or len(blamed) == 2 else self._side_of(blamed[0])
 
@@ -98,14 +114,15 @@ class Account:
         count: Callable[[Side, Target, Outcome], None],
         opened: Callable[[Target], None],
     ) -> None:
-        """Report to both circuits; everything is counted once, on every path. Decode's load ends
-        here; prefill may be at work yet."""
-        for stake in self._stakes:
-            what, ticket = stake.what, stake.ticket
+        """Report to both circuits; everything is counted once, on every path. Load is given back
+        by `release`: prefill may be at work yet."""
+        told = SUCCESS if self._told else NEUTRAL
+        for stake in (self._decode, self._prefill):
+            if stake is None:
+                continue
+            what = stake.laid or told
             count(stake.side, stake.target, what)
-            if stake.open and stake.side is Side.DECODE:
-                stake.release()
-            if ticket is None or (stake.told and what is SUCCESS):
+            if (what is SUCCESS and self._told) or (ticket := stake.ticket) is None:
                 continue
             if stake.circuit.book(ticket, what, now) and not stake.circuit.closed:
                 opened(stake.target)
@@ -114,9 +131,9 @@ class Account:
         """On one side alone."""
         for stake in self._stakes:
             if stake.side is side:
-                stake.what = what
-            elif not stake.told:  # what worked until the first byte has worked
-                stake.what = Outcome.PEER if what is Outcome.FAULT else Outcome.NEUTRAL
+                stake.laid = what
+            elif not self._told:  # what worked until the first byte has worked
+                stake.laid = Outcome.PEER if what is Outcome.FAULT else Outcome.NEUTRAL
         self.without = self._worker(side)
 
     def _signs(self, failed: LegFailed, now: float) -> None:
@@ -134,21 +151,21 @@ class Account:
 
     def _sick(self) -> Side | None:
         """The one of two whose health is in doubt, where it is one."""
-        doubt = [
-            stake.side
-            for stake in self._stakes
-            if stake.target.pulse.streak < 0 or not stake.target.pulse.healthy
-        ]
+        doubt = [stake.side for stake in self._stakes if not stake.target.pulse.sound]
         return doubt[0] if len(doubt) == 1 else None
 
+    @property
+    def _stakes(self) -> tuple[_Stake, ...]:
+        """One or two."""
+        return tuple(stake for stake in (self._decode, self._prefill) if stake is not None)
+
     def _pair(self) -> tuple[Worker, Worker] | None:
-        prefill, decode = self._stake(Side.PREFILL), self._stake(Side.DECODE)
-        if prefill is None or decode is None:
+        if self._prefill is None or self._decode is None:
             return None
-        return prefill.target.worker, decode.target.worker
+        return self._prefill.target.worker, self._decode.target.worker
 
     def _stake(self, side: Side) -> _Stake | None:
-        return next((stake for stake in self._stakes if stake.side is side), None)
+        return self._decode if side is DECODE else self._prefill
 
     def _worker(self, side: Side) -> tuple[Worker, ...]:
         return tuple(stake.target.worker for stake in self._stakes if stake.side is side)

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 from kvplane.vocabulary import Pod, Worker
 
@@ -107,9 +108,11 @@ class Breaker:
         self._first_pauses()
         self._probing = False
         self._good = 0  # good probes in a row
-        self._row = 0  # faults in a row
-        self._window: deque[list[float]] = deque(maxlen=BUCKETS + 1)  # [start, successes, faults]
-        self._bucket, self._full = [0.0, 0, 0], ALWAYS  # its last, and when the next one begins
+        self._successes = 0  # all that were told while it was closed
+        self._row, self._row_at = 0, 0  # faults in a row, and the successes before it
+        # [start, successes before it, faults]: a success moves nothing but one number
+        self._window: deque[list[float]] = deque(maxlen=BUCKETS + 1)
+        self._full = ALWAYS  # when the next one begins
         self.leave: Ticket | None = Ticket(0, False)  # for all while CLOSED, of this life
 
     def state(self, now: float) -> State:
@@ -145,8 +148,7 @@ class Breaker:
             return
         if now >= self._full:
             self._step(now)
-        self._bucket[1] += 1
-        self._row = 0
+        self._successes += 1
 
     def book(self, ticket: Ticket, what: Outcome, now: float) -> bool:
         """Report what became of a request. True where the state changed by it."""
@@ -159,11 +161,11 @@ class Breaker:
         if now >= self._full:
             self._step(now)
         if what is SUCCESS:
-            self._bucket[1] += 1
-            self._row = 0
+            self._successes += 1
             return False
-        self._bucket[2] += 1
-        self._row += 1
+        self._window[-1][2] += 1
+        self._row = 1 if self._row_at != self._successes else self._row + 1
+        self._row_at = self._successes
         if not self._tripped(now):
             return False
         self._first_pauses()
@@ -216,8 +218,8 @@ class Breaker:
 
     def _step(self, now: float) -> None:
         """A new bucket: the last one is full, or there is none yet."""
-        self._bucket, self._full = [now, 0, 0], now + self._settings.window_s / BUCKETS
-        self._window.append(self._bucket)
+        self._full = now + self._settings.window_s / BUCKETS
+        self._window.append([now, self._successes, 0])
 
     def _tripped(self, now: float) -> bool:
         """Enough faults in a row, or enough in the window and a large share of it."""
@@ -225,8 +227,19 @@ class Breaker:
             return True
         recent = [b for b in self._window if b[0] > now - self._settings.window_s]
         faults = sum(bucket[2] for bucket in recent)
-        judged = faults + sum(bucket[1] for bucket in recent)
+        judged = faults + self._successes - recent[0][1]
         return faults >= self._settings.faults and faults >= self._settings.share * judged
+
+
+class Circuits(dict[Worker, Breaker]):
+    """By worker, made at first use; to look up one that is there calls nothing."""
+
+    def __init__(self, make: Callable[[Worker], Breaker]) -> None:
+        self._make: Callable[[Worker], Breaker] = make
+
+    def __missing__(self, worker: Worker) -> Breaker:
+        made = self[worker] = self._make(worker)
+        return made
 
 
 class Breakers:
@@ -235,21 +248,13 @@ class Breakers:
     def __init__(self, settings: BreakerSettings | None = None) -> None:
         self._settings = settings or BreakerSettings()
         self.pairs = Pairs(self._settings)
-        self._all: dict[Worker, Breaker] = {}
+        self.circuits = Circuits(self._made)
         self.shut: dict[Worker, Breaker] = {}  # those that are not closed: usually none
         self.on_closed: Callable[[Worker, float], None] = lambda worker, now: None
 
     def of(self, worker: Worker) -> Breaker:
         """The circuit of a worker."""
-        try:
-            return self._all[worker]
-        except KeyError:
-
-            def moved(breaker: Breaker, now: float) -> None:
-                self._moved(worker, breaker, now)
-
-            self._all[worker] = found = Breaker(self._settings, moved)
-            return found
+        return self.circuits[worker]
 
     def admits(self, worker: Worker, now: float) -> bool:
         """May this worker be picked? Makes no circuit for one that never failed."""
@@ -275,16 +280,20 @@ class Breakers:
 
     def forget(self, pod: Pod) -> None:
         """A pod left, or began a new life: its past is not held against it."""
-        self._all = {worker: one for worker, one in self._all.items() if worker.pod != pod}
+        for worker in [worker for worker in self.circuits if worker.pod == pod]:
+            del self.circuits[worker]
         self.shut = {worker: one for worker, one in self.shut.items() if worker.pod != pod}
         self.pairs.forget(pod)
 
     def states(self, now: float) -> dict[Worker, State]:
         """All circuits, for metrics and admin routes."""
-        return {worker: one.state(now) for worker, one in self._all.items()}
+        return {worker: one.state(now) for worker, one in self.circuits.items()}
+
+    def _made(self, worker: Worker) -> Breaker:
+        return Breaker(self._settings, partial(self._moved, worker))
 
     def _moved(self, worker: Worker, breaker: Breaker, now: float) -> None:
-        if self._all.get(worker) is not breaker:
+        if self.circuits.get(worker) is not breaker:
             return  # of a pod that left meanwhile
         if not breaker.closed:
             self.shut[worker] = breaker

@@ -106,17 +106,12 @@ class Chooser:
         """Raises GatewayError where nobody can serve. `trail` is told when each stage begins but
         the first, which is the pool's and begins now."""
         sides, ranked, firsts, seconds = self._order(ask, prompt, now, without, trail)
-        prefill: Target | None = firsts[0].target
-        taken, alone = len(firsts), ""
-        if not seconds:
-            decode, prefill = firsts[0].target, None
-        else:
-            decode = seconds[0].target
+        prefill: Target | None = None
+        decode, alone, taken = firsts[0].target, "", len(firsts)
+        if seconds:
+            prefill, decode = decode, seconds[0].target
             if self._breakers.pairs.faults or not (sides.fits or sides.fit(self._compatible)):
-                met = self._met(firsts, seconds, now)
-                if isinstance(met, NoPair):
-                    raise GatewayError(met.code, met.reason)
-                prefill, decode = met.prefill.target, met.decode.target
+                prefill, decode = self._meeting(firsts, seconds, now)
             if alone := _handoff(prefill).alone(ask):
                 prefill = None
         if prompt.tokens is None:
@@ -139,7 +134,9 @@ class Chooser:
         """Prefills and decodes, best first; unified workers and nobody."""
         fleet, heard = self._fleet, trail or Trail(_unheard)
         sides, steps, clock = fleet.sides(ask.model), heard.steps, heard.now
-        tried, then, at = sides.prefills, sides.decodes, clock()
+        tried: Sequence[Target] = sides.prefills
+        then: Sequence[Target] = sides.decodes
+        at = clock()
         steps += (AVAILABILITY, at)
         if fleet.uneasy or without or self._breakers.shut:
             tried, then = self._left(sides, without, now)
@@ -182,6 +179,14 @@ class Chooser:
         self, firsts: Sequence[Candidate], seconds: Sequence[Candidate], now: float
     ) -> Pair | NoPair:
         return pair(firsts, seconds, self._compatible, self._breakers.pairs.apart(now))
+
+    def _meeting(
+        self, firsts: Sequence[Candidate], seconds: Sequence[Candidate], now: float
+    ) -> tuple[Target, Target]:
+        met = self._met(firsts, seconds, now)
+        if isinstance(met, NoPair):
+            raise GatewayError(met.code, met.reason)
+        return met.prefill.target, met.decode.target
 
     def others(self, model: str, without: Collection[Worker], now: float) -> bool:
         """Can somebody serve who is none of these, on each side?"""

@@ -105,7 +105,7 @@ class Fleet:
     def answered(self, target: Target, now: float) -> None:
         """An answer began there: traffic says that it works, whatever a probe said before."""
         target.signs += 1
-        if (target.pulse.streak < 0 or not target.pulse.healthy) and self._has(target):
+        if not target.pulse.sound and self._has(target):
             self.mark_health(target.worker.pod, True, now)
 
     def refused(self, target: Target, now: float, reason: str) -> bool:

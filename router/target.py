@@ -46,6 +46,7 @@ class Pulse:
     reason: str = ""  # why not healthy, or the last failure
     since: float = 0.0  # monotonic seconds of the last change
     streak: int = 0  # successes above zero, failures below
+    sound: bool = True  # healthy, and its last sign was no failure
 
 
 @dataclass(slots=True, eq=False)
@@ -114,6 +115,13 @@ class Target:
             return 1.0
         return settings.ramp_least + (1 - settings.ramp_least) * max(0.0, age) / settings.ramp_s
 
+    def give_back(self, tokens: int, waiting: bool) -> None:
+        """The load of one leg, whose answer did not begin yet if it is `waiting`."""
+        self.inflight_tokens -= tokens
+        self.inflight_requests -= 1
+        if waiting:
+            self.waiting_requests -= 1
+
     def stuck(self, now: float, settings: FleetSettings) -> bool:
         """Do several requests wait there, and none got a sign of life for long? Health checks may
         well say 200 meanwhile. Looked at whenever somebody is chosen; the first look since so many
@@ -167,11 +175,8 @@ class Booking(msgspec.Struct, eq=False, gc=False):
     def release(self) -> None:
         """Give the load back."""
         if self.open:
-            if self.waiting:
-                self.began()
             self.open = False
-            self.target.inflight_tokens -= self.tokens
-            self.target.inflight_requests -= 1
+            self.target.give_back(self.tokens, self.waiting)
 
     def __enter__(self) -> Booking:
         return self
@@ -201,4 +206,5 @@ def beat(pulse: Pulse, ok: bool, now: float, reason: str, settings: FleetSetting
     if turned:
         pulse.healthy, pulse.since = ok, now
         pulse.reason = "" if ok else reason
+    pulse.sound = ok and pulse.healthy
     return turned
