@@ -65,15 +65,17 @@ class Attempt(msgspec.Struct, eq=False):
         return b"".join(self._heard)
 
     def ring(self) -> None:
-        """Prefill's leg has news. An end that only has to be booked is booked, all else wakes."""
-        leg = self.prefill
-        if leg is not None and leg.complete and 200 <= leg.status < 300 and not self.keeps:
+        """Prefill's leg has news. An end that only has to be booked is booked, all else wakes, and
+        no part of decode's answer passes before somebody looked."""
+        leg, decode = self.prefill, self.decode
+        if leg is not None and leg.complete and not self.keeps and 200 <= leg.status < 300:
             self.usage.feed(leg.take())
             if self.usage.error() is None and not self.prefill_ended:
                 self._end_prefill()
                 if not self.awaited:
                     return
-        self.decode.bell.ring()
+        decode.tap = decode.relay = None
+        decode.bell.ring()
 
     def wait(self) -> asyncio.Future[None]:
         """Until either leg or the client has news."""
@@ -142,6 +144,14 @@ class Attempt(msgspec.Struct, eq=False):
             raise leg_broke(Side.DECODE, self.decode_worker, leg.error)
 
     @property
+    def news(self) -> bool:
+        """Did prefill fail or end, and nobody looked?"""
+        leg = self.prefill
+        if leg is None or self.prefill_ended:
+            return False
+        return leg.over or leg.status >= 300
+
+    @property
     def silent(self) -> bool:
         """Have both engines the request, and did neither say a byte?"""
         legs = (self.prefill, self.decode)
@@ -161,9 +171,10 @@ class Attempt(msgspec.Struct, eq=False):
         return Side.DECODE in self._given_up or isinstance(leg.error, TimedOut)
 
     def _hear(self, leg: Exchange) -> None:
-        data = leg.take()
+        if not (data := leg.take()):
+            return
         self.usage.feed(data)
-        if self.keeps and data:
+        if self.keeps:
             self._heard.append(data)
             self._heard_bytes += len(data)
 

@@ -51,6 +51,8 @@ class Client(Protocol):
     def answer(self, status: int, headers: HeaderList, data: bytes) -> bool: ...
     @property
     def put(self) -> Callable[[bytes], bool]: ...
+    @property
+    def relay(self) -> Callable[[bytes], bool]: ...  # the same of whole chunks, framing and all
 
 
 async def dispatch(attempt: Attempt, client: Client, headers: HeaderList) -> None:
@@ -65,7 +67,10 @@ async def dispatch(attempt: Attempt, client: Client, headers: HeaderList) -> Non
                 await client.bell.wait()  # rung already where there was news
             if _ready(attempt, client):
                 break
-        await _answer(attempt, client, headers)
+        if attempt.decode.complete and attempt.merge is None:  # most plain answers are here whole
+            await _whole(attempt, client, headers)
+        else:
+            await _answer(attempt, client, headers)
     except Refusal as refusal:
         attempt.give_up(Side.DECODE if refusal.side is Side.PREFILL else Side.PREFILL)
         try:
@@ -86,17 +91,27 @@ async def dispatch(attempt: Attempt, client: Client, headers: HeaderList) -> Non
         raise
 
 
+async def _whole(attempt: Attempt, client: Client, headers: HeaderList) -> None:
+    """The answer leaves before anything is booked: it need not wait for that."""
+    decode, theirs = attempt.decode, _begun(attempt, headers)
+    data = decode.take()
+    here = client.answer(decode.status, theirs, data)
+    attempt.on_start()
+    if attempt.prefill is None or attempt.decode_usage is not None:
+        _listen(attempt, data)
+    if not here:
+        await client.start(decode.status, theirs)
+        await client.write(data, more=False)
+
+
 async def _answer(attempt: Attempt, client: Client, headers: HeaderList) -> None:
+    """Copied as it comes."""
     decode, merge = attempt.decode, attempt.merge
     if merge is not None and not decode.stream:
         await _merged(attempt, client, headers)
         return
-    passes: Callable[[bytes], bool] | None = None
     listens = attempt.prefill is None or attempt.decode_usage is not None
     theirs = _begun(attempt, headers)
-    if decode.complete and merge is None:  # most plain answers are here whole
-        await _whole(attempt, client, theirs, listens)
-        return
     attempt.on_start()
     await client.start(decode.status, theirs)
     while True:
@@ -111,50 +126,30 @@ async def _answer(attempt: Attempt, client: Client, headers: HeaderList) -> None
         if last:
             return
         if not decode.buffered_bytes and not decode.over:
-            if merge is None:
-                alone = attempt.prefill_ended and not listens
-                passes = client.put if alone else passes or _passing(attempt, client)
-                decode.tap = passes
+            if merge is None and not attempt.news:
+                _pass(attempt, client, listens)
             try:
                 await client.bell.wait()
             finally:
-                decode.tap = None
+                decode.tap = decode.relay = None
         _look(attempt, client)
 
 
-async def _whole(attempt: Attempt, client: Client, theirs: HeaderList, listens: bool) -> None:
-    """The answer leaves before anything is booked: it need not wait for that."""
-    decode = attempt.decode
-    data = decode.take()
-    here = client.answer(decode.status, theirs, data)
-    attempt.on_start()
-    if listens:
+def _pass(attempt: Attempt, client: Client, listens: bool) -> None:
+    """While nothing else is under way parts go from one connection to the other in the step that
+    read them; as soon as there is anything to look at, the attempt ends that."""
+    decode, put = attempt.decode, client.put
+    if not listens:
+        decode.tap, decode.relay = put, client.relay
+        return
+
+    def heard(data: bytes) -> bool:
+        if not put(data):
+            return False
         _listen(attempt, data)
-    if not here:
-        await client.start(decode.status, theirs)
-        await client.write(data, more=False)
-
-
-def _passing(attempt: Attempt, client: Client) -> Callable[[bytes], bool]:
-    """What takes a part of the answer while nothing else is under way: from one connection to the
-    other in the step that read it. It says no as soon as there is anything to look at."""
-    listens, put = attempt.prefill is None or attempt.decode_usage is not None, client.put
-
-    def passes(data: bytes) -> bool:
-        prefill = attempt.prefill
-        if (
-            prefill is not None
-            and not attempt.prefill_ended
-            and (prefill.over or not (prefill.status == 0 or 200 <= prefill.status < 300))
-        ):
-            return False
-        if client.gone or not put(data):
-            return False
-        if listens:
-            _listen(attempt, data)
         return True
 
-    return passes
+    decode.tap = heard
 
 
 def _ready(attempt: Attempt, client: Client) -> bool:

@@ -14,7 +14,6 @@ import contextlib
 import errno
 import socket
 import ssl
-from collections import deque
 from collections.abc import Collection
 from functools import partial
 
@@ -22,40 +21,15 @@ from kvplane.runtime import Clock, SystemClock, cancel, supervise
 
 from .credentials import Credentials
 from .legs_connection import Connection
+from .legs_engine import Engine
 from .legs_errors import LegError, PoolFull, Refused, TlsFailed
 from .legs_exchange import Bell, Exchange, Rung
 from .legs_heads import Heads
 from .legs_settings import LegSettings
 from .legs_wire import Headers, Origin, header_lines, request_line
 
-LESSON_LEAST_S = 0.1  # an engine that closes sooner than this is ending, not tidying up
 # No file or memory for a socket here: no word about the engine.
 OURS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-LESSON_SHARE = 0.7  # of the time after which it was seen to close: we let go first
-
-
-class _Engine:
-    """The connections of one origin."""
-
-    def __init__(self) -> None:
-        self.idle: list[Connection] = []  # last in, first out: the warmest is used, the rest age
-        self.open = 0  # connections made or being made
-        self.waiters: deque[Exchange] = deque()
-        self.removed = False
-        self.kept_s = self.kept_until = 0.0  # how long it keeps connections, and how long we know
-
-    @property
-    def unused(self) -> bool:
-        """Nothing is lost where it is forgotten."""
-        return not self.open and not self.waiters and not self.kept_until
-
-    def learn(self, age: float, usual_s: float, now: float, lesson_s: float) -> None:
-        """It closed one that had idled this long: others go sooner from now on."""
-        if not LESSON_LEAST_S <= age < usual_s:
-            return
-        self.kept_s, self.kept_until = age * LESSON_SHARE, now + lesson_s
-        for other in self.idle:
-            other.expire_s = min(other.expire_s, self.kept_s)
 
 
 class Legs:
@@ -73,8 +47,8 @@ class Legs:
         self._clock = clock or SystemClock()
         self._now, self._heads = self._clock.now, Heads()
         self._tls = tls  # made once; CA and client certificate are the caller's
-        self._engines: dict[Origin, _Engine] = {}
-        self._home: dict[Connection, tuple[Origin, _Engine]] = {}  # of each open connection
+        self._engines: dict[Origin, Engine] = {}
+        self._home: dict[Connection, tuple[Origin, Engine]] = {}  # of each open connection
         # Legs that have no connection yet, with the task that makes one, if any.
         self._coming: dict[Exchange, asyncio.Task[None] | None] = {}
         self._sweeper: asyncio.Task[None] | None = None
@@ -136,23 +110,29 @@ class Legs:
             headers = self.credentials.signed(origin, headers)
         if not isinstance(headers, bytes):
             headers = header_lines(headers)
-        length = b"content-length: %d\r\n" % len(body) if body or method != "GET" else b""
-        head = b"%b%b%b\r\n" % (request_line(method, origin, target), headers, length)
-        now, limits, bell = self._now(), self._settings, bell or Bell()
+        line = request_line(method, origin, target)
+        if body or method != "GET":
+            head = b"%b%bcontent-length: %d\r\n\r\n" % (line, headers, len(body))
+        else:
+            head = b"%b%b\r\n" % (line, headers)
+        now, bell, limits = self._now(), bell or Bell(), self._settings
         exchange = Exchange(origin, head, body, limits, bell, patient, calm, slow, now, now, now)
-        engine = self._engines.get(origin)
-        if engine is None:
-            engine = self._engines[origin] = _Engine()
-        while engine.idle:
-            connection = engine.idle.pop()  # the newest
+        engine = self._engines.get(origin) or self._engine(origin)
+        idle = engine.idle
+        while idle:
+            connection = idle.pop()  # the newest
             if connection.usable(now):
-                connection.send(exchange, now)
+                connection.send(exchange)
                 return exchange
             connection.abort()
         self._want(origin, engine, exchange)
         return exchange
 
-    def _want(self, origin: Origin, engine: _Engine, exchange: Exchange) -> None:
+    def _engine(self, origin: Origin) -> Engine:
+        engine = self._engines[origin] = Engine()
+        return engine
+
+    def _want(self, origin: Origin, engine: Engine, exchange: Exchange) -> None:
         """None idles: a new one is made, or waited for."""
         self._coming[exchange], exchange.on_over = None, self._given_up
         if engine.open < self._settings.connections:
@@ -177,15 +157,16 @@ class Legs:
         for origin in self._engines.keys() - origins:
             self.forget(origin)
 
-    def _dial(self, origin: Origin, engine: _Engine, exchange: Exchange) -> None:
+    def _dial(self, origin: Origin, engine: Engine, exchange: Exchange) -> None:
         engine.open += 1
         exchange.dialled(self._now())
         task = asyncio.create_task(self._connect(origin, engine, exchange))
         task.add_done_callback(partial(self._undone, origin, engine))
         self._coming[exchange] = task
 
-    async def _connect(self, origin: Origin, engine: _Engine, exchange: Exchange) -> None:
-        connection = Connection(self._settings, self._now, self._freed, self._lost, self._heads)
+    async def _connect(self, origin: Origin, engine: Engine, exchange: Exchange) -> None:
+        freed = partial(self._freed, engine)
+        connection = Connection(self._settings, self._now, freed, self._lost, self._heads)
         try:
             tls = self._context() if origin.tls else None
             await asyncio.get_running_loop().create_connection(
@@ -205,11 +186,11 @@ class Legs:
             return
         self._home[connection] = (origin, engine)
         if exchange.over:
-            self._freed(connection)
+            self._freed(engine, connection)
         else:
             self._give(connection, exchange)
 
-    def _undone(self, origin: Origin, engine: _Engine, task: asyncio.Task[None]) -> None:
+    def _undone(self, origin: Origin, engine: Engine, task: asyncio.Task[None]) -> None:
         """A connect that was given up has its place back, also where it had not begun."""
         if task.cancelled():
             engine.open -= 1
@@ -217,17 +198,17 @@ class Legs:
 
     def _give(self, connection: Connection, exchange: Exchange) -> None:
         del self._coming[exchange]
-        exchange.on_over = None
-        connection.send(exchange, self._now())
+        exchange.on_over, exchange.waits = None, False
+        exchange.since = exchange.moved_at = self._now()
+        connection.send(exchange)
 
     def _context(self) -> ssl.SSLContext:
         if self._tls is None:
             self._tls = ssl.create_default_context()
         return self._tls
 
-    def _freed(self, connection: Connection) -> None:
+    def _freed(self, engine: Engine, connection: Connection) -> None:
         """A message ended cleanly: the next waiter has it, or it idles."""
-        _, engine = self._home[connection]
         while engine.waiters:
             exchange = engine.waiters.popleft()
             if not exchange.over:
@@ -252,7 +233,7 @@ class Legs:
             engine.learn(age, self._settings.expire_s, now, self._settings.lesson_s)
             self._serve(origin, engine)
 
-    def _serve(self, origin: Origin, engine: _Engine) -> None:
+    def _serve(self, origin: Origin, engine: Engine) -> None:
         """A place for a connection became free: the longest waiting leg dials."""
         while engine.waiters and engine.open < self._settings.connections:
             exchange = engine.waiters.popleft()

@@ -94,10 +94,12 @@ class Exchange(msgspec.Struct, eq=False):
     line: Line | None = None
     buffered_bytes: int = 0  # of the body, that came and were not taken
     tap: Callable[[bytes], bool] | None = None  # may take a part as it comes
+    relay: Callable[[bytes], bool] | None = None  # the same of whole chunks, framing and all
     waits: bool = False  # all connections are taken: it has none to be made either
     _head: Head | None = None
     _length: bytes = b""  # of this answer, where its head was known already
-    _parts: list[bytes] = []  # msgspec copies it
+    _data: bytes = b""  # of the body, not taken yet
+    _more: list[bytes] | None = None  # behind that
 
     @property
     def headers(self) -> Pairs:
@@ -116,11 +118,9 @@ class Exchange(msgspec.Struct, eq=False):
 
     def take(self) -> bytes:
         """All body bytes that came since the last call, in order; b"" where none did."""
-        parts = self._parts
-        if not parts:
-            return b""
-        data = parts[0] if len(parts) == 1 else b"".join(parts)
-        parts.clear()
+        data, self._data = self._data, b""
+        if self._more is not None:
+            data, self._more = b"".join([data, *self._more]), None
         self.buffered_bytes = 0
         if self.paused:
             self.paused = False
@@ -138,9 +138,9 @@ class Exchange(msgspec.Struct, eq=False):
 
     async def chunk(self) -> bytes:
         """Wait for more body; b"" at its end. Raises LegError for a body that did not end."""
-        while not self._parts and not self.over:
+        while not self._data and not self.over:
             await self._wait()
-        if self._parts:
+        if self._data:
             return self.take()
         if self.error is not None:
             raise self.error.again()
@@ -167,8 +167,7 @@ class Exchange(msgspec.Struct, eq=False):
 
     def abort(self) -> None:
         """Give the leg up now: its connection is closed, nothing is kept. Idempotent."""
-        self._parts.clear()
-        self.buffered_bytes = 0
+        self._data, self._more, self.buffered_bytes = b"", None, 0
         if not self.over:
             self.fail(Aborted, "aborted by the gateway")
 
@@ -199,10 +198,9 @@ class Exchange(msgspec.Struct, eq=False):
     def got_body(self, data: bytes) -> None:
         """All that one read brought of the body, and more will come. Asks the connection to pause
         where nobody drains it."""
-        if self.tap is not None and not self._parts and self.tap(data):
+        if self.tap is not None and self.tap(data):
             return
-        self._parts.append(data)
-        self.buffered_bytes += len(data)
+        self._keep(data)
         if self.buffered_bytes >= self._settings.pause_bytes and not self.paused:
             self.paused = True
             if self.line is not None:
@@ -211,13 +209,21 @@ class Exchange(msgspec.Struct, eq=False):
             return
         self.bell.ring()
 
+    def _keep(self, data: bytes) -> None:
+        """Until somebody takes it; what comes behind it has to wait too."""
+        self.tap = self.relay = None
+        self.buffered_bytes += len(data)
+        if not self._data:
+            self._data = data
+        elif self._more is None:
+            self._more = [data]
+        else:
+            self._more.append(data)
+
     def got_whole(self, head: Head, length: bytes, body: bytes, size: int) -> None:
         """A whole answer of so many bytes, in one read."""
         self._head, self._length, self.status, self.stream = head, length, head.status, head.stream
-        self.phase, self.received_bytes = BODY, size
-        if body:
-            self._parts.append(body)
-            self.buffered_bytes = len(body)
+        self._data, self.received_bytes = body, size
         self.complete = self.over = True
         self.line = None
         self.bell.ring()
@@ -227,10 +233,9 @@ class Exchange(msgspec.Struct, eq=False):
         if self.over:
             return
         if data:
-            self._parts.append(data)
-            self.buffered_bytes += len(data)
+            self._keep(data)
         self.complete = self.over = True
-        self.line = self.tap = None
+        self.line = self.tap = self.relay = None
         self.bell.ring()
 
     def fail(self, kind: type[LegError], detail: str) -> None:
@@ -239,7 +244,8 @@ class Exchange(msgspec.Struct, eq=False):
             return
         self.over = True
         self.error = kind(str(self.origin), self.phase, detail, self.received_bytes, self.reused)
-        line, self.line, self.tap = self.line, None, None
+        line, self.line = self.line, None
+        self.tap = self.relay = None
         if line is not None:
             line.abort()
         if self.on_over is not None:

@@ -20,7 +20,9 @@ Pairs = list[tuple[bytes, bytes]]
 
 END = b"\r\n\r\n"
 LENGTH = b"content-length"
+CHUNKED = b"transfer-encoding"  # the parser takes no other than chunked
 BEFORE = b"content-length: "
+NEVER = b"\n"  # never behind a length: a line ends with another byte before it
 MOST_HEADS = 512  # remembered; each is some engine's way to say 200, in one second
 MOST_BYTES = 2048  # of one
 
@@ -32,6 +34,7 @@ class Head(msgspec.Struct):
     headers: Pairs  # names in lower case
     kept_s: float = 0.0  # how long its connection may idle; 0 = it is not used again
     stream: bool = False  # server-sent events
+    chunked: bool = False
     _passed: Pairs | None = None  # but for the length
     _length: bytes = b""  # that is passed on where none is given
 
@@ -58,9 +61,10 @@ NONE = Head(0, [])  # as long as none is complete
 def read(status: int, headers: Pairs, keep: bool, usual_s: float) -> Head:
     """What a complete head says. `keep`: it lets its connection be used again, `usual_s` long where
     it says no other time."""
-    kind = next((value for name, value in headers if name == b"content-type"), b"")
+    told = dict(reversed(headers))  # the first of a name counts
     idle_s = kept_s(headers, usual_s) if keep else 0.0
-    return Head(status, headers, idle_s, kind.startswith(b"text/event-stream"))
+    stream = told.get(b"content-type", b"").startswith(b"text/event-stream")
+    return Head(status, headers, idle_s, stream, CHUNKED in told)
 
 
 def kept_s(headers: Pairs, usual_s: float) -> float:
@@ -82,27 +86,30 @@ class Heads:
 
     def __init__(self) -> None:
         self._known: dict[bytes, Head] = {}
-        self._last = BEFORE, END, NONE  # the one that was found last: before its length, behind it
+        self._last = b"", 0, NEVER, NONE  # found last: before its length, how long, behind it
 
     def whole(self, data: bytes) -> tuple[Head, bytes, bytes] | None:
         """Head, length and body of an answer whose head is known and which is all of `data`."""
-        before, behind, head = self._last
-        at = len(before)
-        stop = data.find(b"\r", at) if data.startswith(before) else -1
-        end = stop + len(behind)
-        if head is NONE or stop < 0 or not data.startswith(behind, stop):
-            end = data.find(END) + 4
-            at = data.find(BEFORE, 0, end) + len(BEFORE)
-            stop = data.find(b"\r", at, end)
-            before, behind = data[:at], data[stop:end]
-            head = self._known.get(before + behind, NONE)
-            if head is NONE:
-                return None
-            self._last = before, behind, head
-        length = data[at:stop]
-        if length != b"%d" % (len(data) - end):
+        before, at, behind, head = self._last
+        if not data.startswith(before) or (stop := data.find(b"\r", at)) < 0:
+            return self._another(data)
+        if not data.startswith(behind, stop):
+            return self._another(data)
+        length, body = data[at:stop], data[stop + len(behind) :]
+        return (head, length, body) if length == b"%d" % len(body) else None
+
+    def _another(self, data: bytes) -> tuple[Head, bytes, bytes] | None:
+        """The same of one that is not like the last."""
+        end = data.find(END) + 4
+        at = data.find(BEFORE, 0, end) + len(BEFORE)
+        stop = data.find(b"\r", at, end)
+        before, behind = data[:at], data[stop:end]
+        head = self._known.get(before + behind, NONE)
+        if head is NONE:
             return None
-        return head, length, data[end:]
+        self._last = before, at, behind, head
+        length, body = data[at:stop], data[end:]
+        return (head, length, body) if length == b"%d" % len(body) else None
 
     def learn(self, data: bytes, head: Head) -> None:
         """Remember what the parser made of the begin of `data`, if its bytes say where it ends and
@@ -110,22 +117,23 @@ class Heads:
         end = data.find(END) + 4
         at = data.find(BEFORE, 0, end) + len(BEFORE)
         stop = data.find(b"\r", at, end)
-        first = data.startswith(b"HTTP/1.1 %d " % head.status)  # not one behind a 1xx
         line = data[at - len(BEFORE) - 2 : at] == b"\r\n" + BEFORE
-        if not line or end > MOST_BYTES or not first or not data[at:stop].isdigit():
+        if not line or end > MOST_BYTES or not data[at:stop].isdigit():
             return
-        if head.status not in (200, 201, 202) or not _plain(data[:end], head.headers):
+        if not _plain(data[:end], head):
             return
         if len(self._known) >= MOST_HEADS:
             self._known.clear()
         self._known[data[:at] + data[stop:end]] = head
 
 
-def _plain(text: bytes, headers: Pairs) -> bool:
-    """One length, no other framing, and no line that ends or goes on in another way than most: then
-    every reader finds the same end of it."""
-    names = [name for name, _ in headers]
-    if names.count(LENGTH) != 1 or b"transfer-encoding" in names:
+def _plain(text: bytes, head: Head) -> bool:
+    """Nothing in front of it, one length, no other framing, and no line that ends or goes on in
+    another way than most: then every reader finds the same end of it."""
+    if head.status not in (200, 201, 202) or not text.startswith(b"HTTP/1.1 %d " % head.status):
+        return False  # or a 1xx is in front
+    names = [name for name, _ in head.headers]
+    if names.count(LENGTH) != 1 or CHUNKED in names:
         return False
     ends = text.count(b"\r\n")
     return ends == text.count(b"\r") == text.count(b"\n") == len(names) + 2

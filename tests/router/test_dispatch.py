@@ -60,12 +60,21 @@ class Asker:
         return True
 
     def put(self, data: bytes) -> bool:
-        if not self.drains:
+        if not self.drains or self.gone:
             return False
         assert self.status and not self.ended
         self.body += data
         self.taken += 1
         return True
+
+    def relay(self, chunks: bytes) -> bool:
+        data = b""
+        while chunks:
+            size, _, rest = chunks.partition(b"\r\n")
+            at = int(size, 16)
+            assert at and rest[at : at + 2] == b"\r\n"
+            data, chunks = data + rest[:at], rest[at + 2 :]
+        return self.put(data)
 
     async def start(self, status: int, headers: list[tuple[bytes, bytes]]) -> None:
         assert not self.status
@@ -93,7 +102,9 @@ class Stage:
         bell = self.asker.bell
         prefill = self.legs.begin(Origin.parse(self.prefill.url), "/x", [], b"p", bell)
         decode = self.legs.begin(Origin.parse(self.decode.url), "/x", [], b"d", bell)
-        return Attempt(decode, "d1", prefill, "p1")
+        attempt = Attempt(decode, "d1", prefill, "p1")
+        prefill.bell = attempt  # as sending.py has it
+        return attempt
 
     async def run(self) -> None:
         await dispatch(self.begin(), self.asker, OWN)

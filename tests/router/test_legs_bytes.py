@@ -16,6 +16,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from kit.wait import until
 
+from kvplane.router.legs_chunks import whole
 from kvplane.router.legs_connection import BRISK_READS, Connection
 from kvplane.router.legs_errors import Cut, LegError, Malformed
 from kvplane.router.legs_exchange import Bell, Exchange
@@ -64,7 +65,7 @@ def feed(parts: list[bytes], eof: bool = True, heads: Heads | None = None) -> Ca
     wire = Wire()
     connection.connection_made(cast(asyncio.Transport, wire))
     leg = Exchange(Origin("h", 1), b"", b"", LIMITS, Bell())
-    connection.send(leg, 0.0)
+    connection.send(leg)
     for part in parts:
         if wire.closing:
             break
@@ -280,6 +281,98 @@ def test_noise_is_one_of_our_errors(raw: bytes, step: int) -> None:
     assert not came.kept
 
 
+def frames(data: bytes) -> bytes:
+    """What chunks hold; each must be written in the one plain way."""
+    found = b""
+    while data:
+        size = data[: data.index(b"\r\n")]
+        at = len(size) + 2 + int(size, 16)
+        assert size == b"%x" % int(size, 16) != b"0" and data[at : at + 2] == b"\r\n"
+        found, data = found + data[len(size) + 2 : at], data[at + 2 :]
+    return found
+
+
+STREAM = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+PLAIN = st.binary(min_size=1, max_size=40).map(lambda data: b"%x\r\n%b\r\n" % (len(data), data))
+ODD = st.sampled_from(
+    [b"3;a=b\r\nabc\r\n", b"A\r\n0123456789\r\n", b"003\r\nabc\r\n", b"4\r\n\r\n\r\n\r\n",
+     b"6\r\n1\r\na\r\n\r\n", b"5\r\nhello\r\n"]
+)  # fmt: skip
+
+
+@settings(max_examples=200)
+@given(
+    st.lists(PLAIN | ODD, max_size=8),
+    st.lists(st.floats(0, 1), max_size=8),
+    st.lists(st.booleans(), min_size=1),
+)
+@example([b"5\r\nhello\r\n", b"6\r\n, you!\r\n"], [0.85, 0.95], [True])
+def test_chunks_handed_on_as_they_are_hold_what_another_parser_reads_however_cut(
+    chunks: list[bytes], places: list[float], takes: list[bool]
+) -> None:
+    """Also where whoever takes them does not, now and then."""
+    raw = STREAM + b"".join(chunks) + b"0\r\n\r\n"
+    edges = [len(STREAM + b"".join(chunks[:at])) for at in range(len(chunks) + 1)]
+    cuts = sorted({0, len(raw), *edges[::2], *(int(place * len(raw)) for place in places)})
+    kept: list[Connection] = []
+    connection = Connection(LIMITS, lambda: 0.0, kept.append, lambda _: None)
+    connection.connection_made(cast(asyncio.Transport, Wire()))
+    leg, got = Exchange(Origin("h", 1), b"", b"", LIMITS, Bell()), list[bytes]()
+
+    def taken(data: bytes) -> bool:
+        if take := takes[len(got) % len(takes)]:
+            got.append(data)
+        return take
+
+    connection.send(leg)
+    for a, b in pairwise(cuts):
+        connection.data_received(raw[a:b])
+        got.append(leg.take())
+        leg.tap, leg.relay = taken, lambda chunks: taken(frames(chunks))
+    assert leg.complete and kept and leg.received_bytes == len(raw)
+    assert b"".join(got) == h11_says(raw).body
+
+
+def test_parts_that_somebody_takes_never_reach_the_parser() -> None:
+    connection = Connection(LIMITS, lambda: 0.0, lambda _: None, lambda _: None)
+    connection.connection_made(cast(asyncio.Transport, Wire()))
+    leg, got = Exchange(Origin("h", 1), b"", b"", LIMITS, Bell()), list[bytes]()
+    connection.send(leg)
+    connection.data_received(STREAM)
+    leg.tap, leg.relay = None, lambda chunks: got.append(chunks) is None
+    parts = [b"3\r\nabc\r\n", b"1\r\na\r\n2\r\nbc\r\n", b"4\r\n\r\n\r\n\r\n"]
+    for part in parts:
+        connection.data_received(part)
+    assert got == parts and not leg.buffered_bytes
+    connection.data_received(b"2\r\na")  # cut: from here on it waits, until all was taken
+    connection.data_received(b"b\r\n")
+    connection.data_received(b"1\r\nc\r\n")  # whole: it is seen where the next is due
+    assert got == parts and leg.take() == b"abc"
+    leg.relay = lambda chunks: got.append(chunks) is None
+    connection.data_received(parts[0])
+    assert got[3:] == parts[:1]
+
+
+@pytest.mark.parametrize(
+    ("data", "is_whole"),
+    [
+        (b"5\r\nhello\r\n", True), (b"5\r\nhello\r\n1\r\na\r\n", True), (b"2\r\n\r\n\r\n", True),
+        (b"", False), (b"\r\n", False), (b"5\r\n", False), (b"0\r\n\r\n", False), (b"0\r\n", False),
+        (b"5\r\nhello\r\n0\r\n\r\n", False), (b"0\r\n\r\n5\r\nhello\r\n", False),
+        (b"5\r\nhello", False), (b"5\r\nhello\r", False), (b"5\r\nhello\n\n", False),
+        (b"5\nhello\r\n", False), (b"6\r\nhello\r\n", False), (b"4\r\nhello\r\n", False),
+        (b"05\r\nhello\r\n", False), (b"+5\r\nhello\r\n", False), (b"0x5\r\nhello\r\n", False),
+        (b" 5\r\nhello\r\n", False), (b"5 \r\nhello\r\n", False), (b"5;a\r\nhello\r\n", False),
+        (b"-2\r\n\r\n", False), (b"5\r\nhello\r\n5\r\nhel", False), (b"5\r\nhello\r\n5\r\n", False),
+        (b"hello\r\n5\r\nhello\r\n", False), (b"-2\r\n", False), (b"-4", False),
+    ],
+)  # fmt: skip
+def test_what_is_handed_on_unparsed_is_plain_chunks_and_nothing_else(
+    data: bytes, is_whole: bool
+) -> None:
+    assert whole(data) == is_whole
+
+
 HOSTILE = {
     "bare cr in a value": b"HTTP/1.1 200 OK\r\nx: a\rb\r\ncontent-length: 0\r\n\r\n",
     "bare lf in a value": b"HTTP/1.1 200 OK\r\nx: a\nset-cookie: b\r\ncontent-length: 0\r\n\r\n",
@@ -364,7 +457,7 @@ async def test_an_answer_nobody_looks_at_is_read_at_once_where_it_is_short_and_e
     wire = Breathing()
     connection.connection_made(cast(asyncio.Transport, wire))
     leg = Exchange(Origin("h", 1), b"", b"", settings, Bell(), calm=True, slow=True)
-    connection.send(leg, 0.0)
+    connection.send(leg)
     connection.data_received(CHUNKED)
     for _ in range(BRISK_READS - 1):
         connection.data_received(b"1\r\na\r\n")

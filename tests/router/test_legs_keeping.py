@@ -10,7 +10,8 @@ from kit.clock import FakeClock
 from kit.peer import Call, Peer, Script, answer, peer, replies
 from kit.wait import until
 
-from kvplane.router.legs import LESSON_LEAST_S, LESSON_SHARE, Legs
+from kvplane.router.legs import Legs
+from kvplane.router.legs_engine import LESSON_LEAST_S, LESSON_SHARE
 from kvplane.router.legs_errors import LegError, Stale
 from kvplane.router.legs_exchange import Exchange
 from kvplane.router.legs_settings import LegSettings

@@ -1,0 +1,29 @@
+"""Leg chunks: are these chunks as most engines write them?
+
+Pure. What is nothing else, and comes where one is due, needs no parser to be handed on as it is.
+Asked by legs_connection.py and legs_answer.py; all else is the parser's: extensions, trailers, the
+end, data with line breaks. Open it to change what counts as plain.
+
+    5 | \\r\\n | hello | \\r\\n
+"""
+
+from __future__ import annotations
+
+
+def whole(data: bytes) -> bool:
+    """Is it chunks and nothing else? Never the last one of an answer, which is empty."""
+    size = len(data) - data.find(b"\r") - 4
+    if size > 0 and data.startswith(b"%x\r\n" % size):
+        return data.endswith(b"\r\n")  # one, as most
+    words = data.split(b"\r\n")
+    sizes = words[:-1:2]
+    if not sizes or words[-1] or b"0" in sizes:
+        return False
+    return sizes == [b"%x" % len(word) for word in words[1::2]]
+
+
+def closed(data: bytes, last: bytes) -> bool:
+    """Does a read end behind a chunk? `last` is what the parser took last of it for data. Were more
+    of the chunk to come, all bytes to the end would be data, and no line could stand behind them.
+    """
+    return data.endswith(b"%x\r\n%b\r\n" % (len(last), last))
