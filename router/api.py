@@ -45,7 +45,7 @@ class Api:
     """The gateway's whole HTTP app: `admin` answers what is no inference."""
 
     def __init__(self, gateway: Gateway, admin: Any) -> None:
-        self._gateway, self._admin = gateway, admin
+        self._admin, self._metrics, self._now = admin, gateway.metrics, gateway.clock.now
         self._limits = gateway.settings.admission
         self.keys, self.admission = Keys(self._limits), Admission(self._limits)
         proxy = Proxy(gateway)
@@ -76,12 +76,12 @@ class Api:
 
     async def _infer(self, path: str, headers: HeaderList, client: AsgiClient) -> None:
         """Key, rate, body, what it asks, a place, the answer; all given back in turn."""
-        metrics, admission = self._gateway.metrics, self.admission
-        client.now = now = self._gateway.clock.now
+        metrics, admission, now = self._metrics, self.admission, self._now
+        client.now, client.first_s = now, metrics.first_byte_s.of[path,]
         client.begun = begun = now()
-        client.first_s = metrics.first_byte_s.of[path,]
         told = dict(reversed(headers))  # the first of a name counts
-        request_id = sane_id(told.get(b"x-request-id"), DICE.hex_id)
+        given = told.get(b"x-request-id")
+        request_id = sane_id(given, DICE.hex_id) if given else DICE.hex_id()
         try:
             key = self.keys.anybody or self.keys.of(headers)
             admission.look(key, begun)
