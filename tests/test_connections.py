@@ -11,8 +11,9 @@ import pytest
 from kit.wait import until
 from prometheus_client import CollectorRegistry, generate_latest
 
-from kvplane.connections import MOST_AHEAD, MOST_BYTES, Connection
+from kvplane.connections import MOST_AHEAD, Connection
 from kvplane.doors import RefusedHeads, Server
+from kvplane.refusing import MOST_BYTES, Refusing
 
 HEAD = b"GET / HTTP/1.1\r\nhost: a\r\n"
 
@@ -177,7 +178,7 @@ def head(size: int = 0, lines: int = 0, url: int = 0) -> bytes:
 async def test_a_big_head_passes_up_to_the_limit_and_is_told_what_is_too_much(
     port: int, sent: bytes, status: int, step: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    Connection.told_at = 0.0
+    Refusing.told_at = 0.0
     told = await answer(port, *(sent[at : at + step] for at in range(0, len(sent), step)))
     assert told.startswith(b"HTTP/1.1 %d " % status), told[:80]
     if status == 200:
@@ -186,7 +187,7 @@ async def test_a_big_head_passes_up_to_the_limit_and_is_told_what_is_too_much(
     assert b"connection: close" in where and b"content-type: application/json" in where
     error = json.loads(body)["error"]
     assert error["type"] == "invalid_request_error" and error["message"]
-    lines = [one.getMessage() for one in caplog.records if one.name == "kvplane.connections"]
+    lines = [one.getMessage() for one in caplog.records if one.name == "kvplane.refusing"]
     assert len(lines) == 1 and f"status={status}" in lines[0] and "client=127.0.0.1" in lines[0]
 
 
@@ -242,12 +243,12 @@ async def test_a_body_that_comes_with_its_head_counts_for_nothing(port: int) -> 
 async def test_a_flood_of_bad_heads_is_no_flood_of_log_lines(
     port: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    Connection.told_at = 0.0
+    Refusing.told_at = 0.0
     before = Connection.refused
     for _ in range(20):
         await answer(port, b"\x00\x01 nonsense\r\n\r\n")
     assert Connection.refused == before + 20
-    lines = [one for one in caplog.records if one.name == "kvplane.connections"]
+    lines = [one for one in caplog.records if one.name == "kvplane.refusing"]
     assert 1 <= len(lines) <= 10
 
 

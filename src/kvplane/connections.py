@@ -2,7 +2,8 @@
 
 Door. Used by doors.py, between uvicorn and its parser. Heads are bounded in bytes and time (25 MB
 of lines would hold 300 MB, one that never ends would be waited for for ever) and refused in words
-(refusals.py), writing.py joins what is written. A request is in cycle.py. Open it for a bound.
+(refusing.py), writing.py joins what is written; repeats.py passes the parser by. A request is in
+cycle.py. Open it for a bound.
 
     scope["extensions"]["tls"]["client_cert_name"]   as the ASGI TLS extension has it
     scope["extensions"]["kvplane.cycle"]             cycle.py: to answer without messages
@@ -11,52 +12,36 @@ of lines would hold 300 MB, one that never ends would be waited for for ever) an
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import Awaitable, Mapping
 from typing import Any, ClassVar
 
 import httptools
 
-from kvplane.cycle import EXTENSION, Cycle, Direct, Headers
+from kvplane.cycle import EXTENSION, Cycle, Direct
+from kvplane.framing import Headers, written
 from kvplane.heads import awaits_100, hosts, length, place, subject
-from kvplane.offers import Declining
-from kvplane.refusals import MOST_LINES, refusal, too_long
+from kvplane.refusals import MOST_LINES, too_long
+from kvplane.refusing import Refusing
 from kvplane.writing import STALL_S, Writer
 
-log = logging.getLogger(__name__)
-
-# Without a byte of a body: head, chunk lines or trailers; others take 8-64 K.
-MOST_BYTES = 64 * 1024
-HEAD_S = 10.0  # for a head to arrive whole, counted from its first byte or from the connection
 MOST_AHEAD = 256  # requests sent before the answer to an earlier one; real clients send none
 MOST_UNREAD = 1024 * 1024  # of a body, before no more is read until the app took it
 ASGI = {"version": "3.0", "spec_version": "2.3"}
-TELL_S = 1.0  # a flood of bad heads is not a flood of log lines
 
 
-class Connection(Declining):
+class Connection(Refusing):
     """uvicorn's protocol that lets go of a client that sends too much, or too slowly."""
 
-    refused: ClassVar[int] = 0  # connections of the whole process; a gauge reads it
-    stalled: ClassVar[int] = 0
-    head_s: ClassVar[float] = HEAD_S
+    stalled: ClassVar[int] = 0  # connections of the whole process; a gauge reads it
     stall_s: ClassVar[float] = STALL_S
-    most_bytes: ClassVar[int] = MOST_BYTES
     direct: ClassVar[Mapping[bytes, Direct]] = {}  # by path of a POST: answered without ASGI
-    told_at: ClassVar[float] = 0.0  # when the log last heard of a refusal
 
-    _quiet = 0  # bytes since a request or a part of a body was complete
+    _usual: ClassVar[tuple[Headers, bytes]] = ((), b"")
     _awaits_100 = False  # before it sends its body
-    _within = False  # between the first byte of a request and its last
-    _headed = False  # and its head was whole, so that an app has it
     _named: str | None = None
-    _late: asyncio.TimerHandle | None = None
     _idle: asyncio.TimerHandle | None = None
     _idle_since = 0.0
-    newest: Cycle | None = None  # of the head that was read last
-    turn: Cycle | None = None  # whose answer is due
-    url = b""
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -170,6 +155,13 @@ class Connection(Declining):
         """Of every answer: the date."""
         return self.server_state.default_headers
 
+    def usual(self) -> bytes:
+        """The same, written once for all connections until it changes."""
+        told, kept = self.server_state.default_headers, Connection._usual
+        if kept[0] is not told:
+            kept = Connection._usual = told, written(told)
+        return kept[1]
+
     def finished(self) -> None:
         """An answer has left: the next request's turn. No more is read while one waits: 10 MB of
         requests sent ahead would hold 400 MB."""
@@ -248,52 +240,6 @@ class Connection(Declining):
         if not self.writer.is_closing():  # else nothing more comes: all of it is waited for
             self.writer.drained()
         super().resume_writing()
-
-    def send_400_response(self, msg: str) -> None:
-        """What the parser could not take, or we did not."""
-        status, why = self._why or (400, msg)
-        Connection.refused += 1
-        self._tell(status, why)
-        if not self._answered():
-            self.transport.write(refusal(status, why))
-        self.transport.close()
-
-    def _answered(self) -> bool:
-        """Has what is refused an answer, or is one on its way that ours would fall into?"""
-        if self.turn is not None:
-            return self.turn.response_started
-        return self.newest is not None and self._within and self._headed
-
-    def refuse(self, status: int = 400, why: str = "") -> None:
-        if self.transport.is_closing():
-            return
-        if not why and not (self._quiet and self._within):  # opened ahead of time, or left idle
-            self.transport.close()
-            return
-        self._why = status, why or f"the head did not arrive whole within {self.head_s:g} s"
-        self.send_400_response("")
-
-    def _too_long(self) -> tuple[int, str]:
-        """Of a head, or else of what stands between two parts of a body."""
-        if self._within and self._headed:
-            return 400, f"{self._quiet} bytes came without one of a body"
-        return too_long(self._quiet, len(self.url), 0, self.most_bytes)
-
-    def _tell(self, status: int, why: str) -> None:
-        now = self.loop.time()
-        if now - Connection.told_at >= TELL_S:
-            Connection.told_at = now
-            who = self.client[0] if self.client else "?"
-            log.warning("request refused client=%s status=%d why=%s", who, status, why)
-
-    def _await_rest(self) -> None:
-        if self._late is None:
-            self._late = self.loop.call_later(self.head_s, self.refuse)
-
-    def _in_time(self) -> None:
-        if self._late is not None:
-            self._late.cancel()
-            self._late = None
 
 
 def _stalls() -> None:

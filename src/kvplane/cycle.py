@@ -2,67 +2,37 @@
 
 Edge. connections.py makes one per request and tells it what comes. An ASGI app has its `receive`
 and `send`, and in `scope["extensions"]["kvplane.cycle"]` the cycle itself, which answers without
-messages, copies or waiting where nothing is to be waited for; a direct route (doors.py) has nothing
-but it. Open it to change how a body is handed over or how an answer is framed.
-
-    head + length     content-length: 9 | its 9 bytes
-    head alone        transfer-encoding: chunked | 5 hello 0
+messages, copies or waiting where nothing is to be waited for (reply.py); a direct route (doors.py)
+has nothing but it. Open it to change how a body is handed over or who hears that a client left.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable
+from typing import Any
 
-from uvicorn.protocols.http.flow_control import FlowControl
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
-
-from kvplane.writing import Writer
+from kvplane.framing import CLOSE, Lines
+from kvplane.reply import Line, Reply
 
 log = logging.getLogger(__name__)
 
-Lines = list[tuple[bytes, bytes]]
-Headers = Sequence[tuple[bytes, bytes]]
 EXTENSION = "kvplane.cycle"
-CLOSE = (b"connection", b"close")
-BARE = (204, 304)  # statuses without a body, nor any framing
-JOINED = 64 * 1024  # head and body up to this are one piece; beyond it a copy costs more
 KEPT = 64  # bytes of memory that a part of a body costs beside its own: it may have but one
 BODY_S = 120.0  # between two parts of a body that is waited for; apps may be stricter
-_line = b": ".join
 FAULTS = {500: b"Internal Server Error", 503: b"Service Unavailable"}  # an app broke; we end
 
 
-class Line(Protocol):
-    """What a cycle needs of its connection."""
-
-    flow: FlowControl
-    writer: Writer
-    loop: asyncio.AbstractEventLoop
-
-    def usual_headers(self) -> Headers: ...  # of every answer
-    def finished(self) -> None: ...  # the answer has left
-    def refuse(self, status: int, why: str) -> None: ...  # and end
-
-
-class Cycle:
+class Cycle(Reply):
     """From the end of a request's head to the end of its answer."""
 
-    # What most requests leave as it is: nothing is written for it.
-    keep_alive = more_body = True
-    awaits_100 = disconnected = response_started = response_complete = False
-    size = 0  # what parts of the body that are not taken yet cost to keep
-    _left_bytes = 0  # of the length that was told
-    _bare = _chunked = _endless = _news = False
+    _news = False
     _waiter: asyncio.Future[None] | None = None
-    _leave: Callable[[], None] | None = None
 
     def __init__(self, line: Line, method: bytes, url: bytes, version: str, headers: Lines) -> None:
-        self._line, self.method, self.url = line, method, url
-        self.version, self.headers = version, headers  # names in small letters
-        self._parts: list[bytes] = []  # of the body, not taken yet
+        super().__init__(line, method, version)
+        self.url, self.headers = url, headers  # names in small letters
 
     def begin(self, answer: Direct) -> Awaitable[None] | None:
         """Have it answered; what is to be waited for is for run()."""
@@ -162,32 +132,6 @@ class Cycle:
         else:
             self._leave = call
 
-    def answer(self, status: int, headers: Headers, data: bytes, more: bool) -> bool:
-        """The head and what there is of the body; with `more` the rest follows. False where
-        nothing was done: the client does not drain, or left."""
-        if self._line.flow.write_paused or self.disconnected or self._line.writer.is_closing():
-            return False
-        head, body = self._begin(status, headers), self._framed(data, more)
-        writer = self._line.writer
-        if len(body) <= JOINED:
-            writer.write_now(head + body)
-        else:
-            writer.write_now(head)
-            writer.write_now(body)
-        if not more:
-            self._complete()
-        return True
-
-    def put(self, data: bytes) -> bool:
-        """A part of a chunked answer that began, at once. False where nothing was done."""
-        if self._line.flow.write_paused or self.disconnected or not self._chunked:
-            return False
-        if not self.response_started or self.response_complete:
-            return False
-        if data:  # nothing would be the end
-            self._line.writer.write_now(b"%x\r\n%b\r\n" % (len(data), data))
-        return True
-
     async def receive(self) -> dict[str, Any]:
         """ASGI."""
         line = self._line
@@ -231,66 +175,6 @@ class Cycle:
         writer.write(self._framed(message.get("body", b""), more))
         if not more:
             self._complete()
-
-    # -- bytes
-
-    def _begin(self, status: int, headers: Headers) -> bytes:
-        """The head. Raises RuntimeError for what would split the answer."""
-        lines, told = [*self._line.usual_headers(), *headers], dict(headers)
-        length, bare = told.get(b"content-length"), status in BARE or self.method == b"HEAD"
-        if length is None or b"connection" in told or b"transfer-encoding" in told:
-            lines = self._frame(lines, told, bare)
-        if self.awaits_100 and self.more_body:  # a body may still come, or a request instead
-            self.keep_alive = False
-        if not self.keep_alive:
-            lines.append(CLOSE)
-        head = b"\r\n".join((STATUS_LINE[status][:-2], *map(_line, lines))) + b"\r\n\r\n"
-        breaks = len(lines) + 2
-        if head.count(b"\n") != breaks or head.count(b"\r") != breaks or b"\0" in head:
-            raise RuntimeError("a header holds a byte that would split the answer")
-        self.response_started, self.awaits_100, self._bare = True, False, bare
-        self._left_bytes = int(length or 0)
-        return head
-
-    def _frame(self, lines: Lines, told: Mapping[bytes, bytes], bare: bool) -> Lines:
-        """How the body ends, where no length says it; what we say of the connection ourselves."""
-        if (close := told.get(b"connection")) is not None:
-            self.keep_alive &= b"close" not in close.lower()
-            lines = [pair for pair in lines if pair[0] != b"connection"]
-        chunked = b"transfer-encoding" in told
-        if b"content-length" not in told and not bare:
-            if self.version < "1.1":  # it knows no chunks: the connection ends with the body
-                chunked, self._endless, self.keep_alive = False, True, False
-                lines = [pair for pair in lines if pair[0] != b"transfer-encoding"]
-            elif not chunked:
-                chunked = True
-                lines.append((b"transfer-encoding", b"chunked"))
-        self._chunked = chunked and not bare
-        return lines
-
-    def _framed(self, data: bytes, more: bool) -> bytes:
-        """A part of the body as it leaves. Raises RuntimeError where it is not as long as told."""
-        if self._chunked:
-            part = b"%x\r\n%b\r\n" % (len(data), data) if data else b""
-            return part if more else part + b"0\r\n\r\n"
-        if self._bare:
-            return b""
-        self._left_bytes -= len(data)
-        if (self._left_bytes < 0 or (self._left_bytes and not more)) and not self._endless:
-            raise RuntimeError(f"the answer is not as long as it said: {-self._left_bytes:+d}")
-        return data
-
-    def _complete(self) -> None:
-        self.response_complete = True
-        self._leave = None
-        if self.size:  # of a body that nobody wanted; the connection may idle long
-            self._parts, self.size = [], 0
-        if self._waiter is not None:
-            self._wake()
-        self._line.writer.flush()  # nothing follows that it could wait for
-        if not self.keep_alive:
-            self._line.writer.close()
-        self._line.finished()
 
 
 # Answers one request; what it returns is still to be awaited, None: it was answered at once.

@@ -24,8 +24,9 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.registry import Collector
 from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware
 
-from kvplane.connections import MOST_BYTES, Connection
+from kvplane.connections import Connection
 from kvplane.cycle import Direct
+from kvplane.refusing import MOST_BYTES
 from kvplane.repeats import Repeating
 from kvplane.tls import Tls
 
