@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 from starlette.types import Receive, Scope, Send
 
+from kvplane.framing import written
 from kvplane.runtime import Clock
 from kvplane.vocabulary import PrefixChain, Worker, WorkerUp
 
@@ -89,10 +90,10 @@ class Desk:
             if asked.text is not None:
                 return self._later(cycle, asked)
             status, body = 200, self._found(asked)
+            if cycle.say(_READY, body):
+                return None
         except (Refusal, BadValue) as error:
             status, body = refused(error)
-        if cycle.answer(status, _head(status, body), body, more=False):
-            return None
         return _say(cycle, status, body)
 
     async def _later(self, cycle: Any, asked: question.Question | None = None) -> None:
@@ -140,18 +141,13 @@ class Desk:
         seen: Roster,
         begun: float,
     ) -> bytes:
-        answer = _encode(self._ranking(chains, asked, seen))
+        if asked.salt:
+            chains = {size: _masked(chain) for size, chain in chains.items()}
+        away_s, where = self._follower.down_s(), _where(self._follower)
+        answer = self._lines.ranking(seen, chains, asked.workers, away_s, where)
         if self._metrics:
             self._metrics.rank_seconds.observe(self._clock.now() - begun)
         return answer
-
-    def _ranking(
-        self, chains: dict[int, PrefixChain], asked: question.Question, seen: Roster
-    ) -> dict[str, Any]:
-        shown = {size: _masked(chain) for size, chain in chains.items()} if asked.salt else chains
-        found = self._lines.ranking(seen, shown, asked.workers, self._follower.down_s())
-        listed = found.pop("workers")
-        return {**found, **place(self._follower), "workers": listed}
 
     def _check(self, workers: Sequence[Worker] | None, seen: Roster) -> None:
         for at, one in enumerate(workers or ()):
@@ -201,6 +197,11 @@ def place(follower: Follower) -> dict[str, Any]:
     return {"cursor": follower.cursor, "lag_ms": round(follower.lag_ms(), 1)}
 
 
+def _where(follower: Follower) -> bytes:
+    """The same, within an answer."""
+    return b'"cursor":%b,"lag_ms":%.1f,' % (_encode(follower.cursor), follower.lag_ms())
+
+
 def check_known(one: Worker, view: View, fleet: Mapping[Worker, WorkerUp], param: str) -> None:
     """Refuses a worker that neither discovery nor events told of."""
     if one not in fleet and view.facts(one) is None:
@@ -244,6 +245,8 @@ async def _say(cycle: Any, status: int, body: bytes) -> None:
         await cycle.send({"type": "http.response.start", "status": status, "headers": shown})
         await cycle.send({"type": "http.response.body", "body": body})
 
+
+_READY = written(_beside(200))
 
 _PACKED = {
     question.PACKED.encode(): question.read_packed,

@@ -29,6 +29,7 @@ from .view import View
 _Chains = Mapping[int, PrefixChain]
 
 _encode = msgspec.json.Encoder().encode
+_ANSWER = b'{"namespace":%b,"block_size":%d,"blocks":%d,%b"workers":[%b]}'
 
 
 class Lines:
@@ -46,9 +47,15 @@ class Lines:
         self._told: list[object] = []  # what each of them is true for
 
     def ranking(
-        self, seen: Roster, chains: _Chains, workers: Sequence[Worker] | None, away_s: float
-    ) -> dict[str, Any]:
-        """The answer of POST /rank, cursor and lag excepted; the best worker's chain names it."""
+        self,
+        seen: Roster,
+        chains: _Chains,
+        workers: Sequence[Worker] | None,
+        away_s: float,
+        place: bytes = b"",
+    ) -> bytes:
+        """The answer of POST /rank as JSON; the best worker's chain names it. `place`: members that
+        say where it is true, each with its comma."""
         everybody = seen.everybody(self._view)
         self._look(seen, everybody, away_s)
         if workers is None and self._even in chains and self._view.plain:
@@ -57,12 +64,8 @@ class Lines:
             size, parts = self._each(
                 everybody if workers is None else sorted(workers), chains, workers
             )
-        return {
-            "namespace": _text(chains[size].namespace),
-            "block_size": size,
-            "blocks": len(chains[size].blocks),
-            "workers": msgspec.Raw(b"[%b]" % b"".join(parts)[:-1]),
-        }
+        chain, told = chains[size], b"".join(parts)[:-1]
+        return _ANSWER % (_text(chain.namespace), size, len(chain.blocks), place, told)
 
     def _many(self, chains: _Chains) -> tuple[int, list[bytes]]:
         """Of everybody, where all are of one block size and in GPU memory."""
@@ -134,8 +137,8 @@ class Lines:
 
 
 @lru_cache(maxsize=256)
-def _text(namespace: Namespace) -> str:
-    return namespace.text()
+def _text(namespace: Namespace) -> bytes:
+    return _encode(namespace.text())
 
 
 def _middle(size: int, tokens: int, lies: Mapping[Tier, int] | None, chains: _Chains) -> bytes:

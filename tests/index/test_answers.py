@@ -70,7 +70,7 @@ def test_a_block_size_that_is_not_the_configured_one_is_said_and_ranked_as_it_is
     view.apply(Stored(B, ONE, Tier.GPU, None, BIG.blocks, 64))
     view.apply(Known(B, ONE, Knowledge.EXACT, "live", 1.0, "i"))
     said = Lines(view).ranking(Roster(ups(a=64, b=64)), {16: SMALL, 64: BIG}, None, 0)
-    found = json.loads(bytes(said["workers"]))
+    found = json.loads(said)["workers"]
     assert [(one["worker"], one["depth_blocks"], one["depth_tokens"]) for one in found] == [
         ("a", 16, 256),
         ("b", 4, 256),

@@ -40,8 +40,8 @@ NAMES = [Worker(Pod(f"p{number}")) for number in range(12)]
 def said(
     lines: Lines, seen: Roster, workers: list[Worker] | None = None, away_s: float = 0.0
 ) -> dict[str, Any]:
-    found = lines.ranking(seen, CHAINS, workers, away_s)
-    return {**found, "workers": json.loads(bytes(found["workers"]))}
+    found: dict[str, Any] = json.loads(lines.ranking(seen, CHAINS, workers, away_s))
+    return found
 
 
 def slowly(
