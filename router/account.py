@@ -81,8 +81,7 @@ class Account:
                 target.signs += 1
             else:
                 self._fleet.answered(target, now)
-            if (ticket := stake.ticket) is not None:
-                stake.circuit.succeeded(ticket, now)
+            stake.circuit.succeeded(stake.ticket, now)
         if self._breakers.pairs.faults and (pair := self._pair()) is not None:
             self._breakers.pairs.succeeded(*pair)
 

@@ -155,7 +155,7 @@ class Chooser:
                 firsts = candidates(tried, ranked.depths, fleet.settings, now, ramping)
             if ramping or then is not sides.decodes:
                 seconds = candidates(then, {}, fleet.settings, now, ramping)
-            need = self._need(ask, prompt)
+            need = self._need(ask, prompt, ramping)
             firsts = self._first(firsts, need) if len(firsts) > 1 else firsts
             seconds = self._second(seconds, need) if len(seconds) > 1 else seconds
         return sides, ranked, firsts, seconds
@@ -171,9 +171,9 @@ class Chooser:
             return tried, ()
         return tried, available(sides.decodes, breakers, fleet.settings, now, without)
 
-    def _need(self, ask: Ask, prompt: Prompt) -> Need:
-        tokens = prompt.total or len(ask.raw) // BYTES_PER_TOKEN
-        return Need(tokens, _key(ask) if self._keyed else "", self._chance)
+    def _need(self, ask: Ask, prompt: Prompt, ramping: bool) -> Need:
+        tokens = (prompt.tokens and prompt.total) or len(ask.raw) // BYTES_PER_TOKEN
+        return Need(tokens, _key(ask) if self._keyed else "", self._chance, ramping)
 
     def _met(
         self, firsts: Sequence[Candidate], seconds: Sequence[Candidate], now: float
@@ -213,12 +213,13 @@ class Chooser:
         """Where its tokens are not known nothing more of a request decides what is told of it: all
         of a pair are told the same, made once."""
         turn = self._view.turn
-        if sides.turn != turn or len(sides.choices) > MOST_KEPT:
+        if sides.turn != turn:
             sides.turn, sides.choices = turn, {}
         key = prefill, decode, taken, prompt.reason, alone
         if (found := sides.choices.get(key)) is None:
             found = self._made(ask, prefill, decode, taken, UNRANKED, prompt, alone)
-            sides.choices[key] = found
+            if len(sides.choices) < MOST_KEPT:
+                sides.choices[key] = found
         return found
 
     def _made(

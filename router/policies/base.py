@@ -40,6 +40,7 @@ class Need(msgspec.Struct, frozen=True, gc=False):
     prompt_tokens: int = 0  # all prompts of the request together; 0 = not known
     key: str = ""  # requests of one key belong together: a routing key, a session, a user
     chance: Callable[[], float] = half  # uniform in [0, 1)
+    shares: bool = True  # may anybody have less than a whole one? Else nobody looks
 
 
 class Policy(Protocol):
@@ -54,6 +55,7 @@ def in_turn(candidates: Sequence[Candidate]) -> list[Candidate]:
 
 
 turn = attrgetter("target.turn", "target.name")  # orders equals
+name = attrgetter("target.name")
 
 
 def whole(candidates: Sequence[Candidate]) -> bool:
@@ -71,6 +73,6 @@ def passed_over(
     one. `each`: how often one comes first by itself, where that is not by chance already."""
     if whole(ordered):
         return ordered
-    named = sorted(ordered, key=lambda candidate: candidate.target.name)
+    named = sorted(ordered, key=name)
     late = {one.target.worker for one in named if one.share < 1 and chance() >= one.share * each}
     return sorted(ordered, key=lambda candidate: candidate.target.worker in late)

@@ -19,7 +19,7 @@ LOAD = attrgetter(
 def load(candidates: Sequence[Candidate], need: Need) -> Key:
     """A key to order by: tokens in flight, then requests, then who waits longest. One with half a
     share counts as if it had twice the load, this request included: idle is not idle enough."""
-    if whole(candidates):
+    if not need.shares or whole(candidates):
         return LOAD
     asked = max(1, need.prompt_tokens)
 

@@ -15,5 +15,8 @@ from .random import shuffled
 
 def power_of_two(candidates: Sequence[Candidate], need: Need) -> list[Candidate]:
     """Two by chance, the less loaded of them first; then the rest, less loaded first."""
-    drawn, key = shuffled(candidates, need.chance), load(candidates, need)
+    key = load(candidates, need)
+    if len(candidates) < 3:  # of two both are drawn
+        return sorted(candidates, key=key)
+    drawn = shuffled(candidates, need.chance)
     return sorted(drawn[:2], key=key) + sorted(drawn[2:], key=key)

@@ -15,4 +15,6 @@ def round_robin(candidates: Sequence[Candidate], need: Need) -> list[Candidate]:
     """Who waits longest comes first. One that is passed over would be next each time, so it is
     passed over more often than its share alone says."""
     ordered = in_turn(candidates)
-    return passed_over(ordered, need.chance, 1 / len(ordered)) if ordered else ordered
+    if not need.shares or not ordered:
+        return ordered
+    return passed_over(ordered, need.chance, 1 / len(ordered))

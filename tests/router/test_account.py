@@ -163,6 +163,7 @@ def test_busy_is_neutral_and_the_next_attempt_goes_elsewhere() -> None:
         assert plane.fail(engine_refused(Side.DECODE, "w", 503, headers, b"full")) == (D1,)
     assert not plane.states()
     assert [t.busy_until for t in plane.fleet.targets(Role.DECODE)] == [1.0, float("-inf")]
+    assert [target.name for target in plane.fleet.uneasy] == ["d1"], "or nobody would look"
     plane.fail(engine_refused(Side.DECODE, "w", 429, [*JSON, (b"retry-after", b"3600")], b"full"))
     assert plane.fleet.targets(Role.DECODE)[0].busy_until == 30.0
 

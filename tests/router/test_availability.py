@@ -159,3 +159,23 @@ def test_shares_count_beside_somebody_who_has_a_whole_one() -> None:
     assert seen(105.0, fleet.targets()[2:]) == [1]
     made = candidates(fleet.targets(), {P3: Depth(1, 2, 16)}, SETTINGS, 105.0)
     assert [(one.share, one.depth_tokens, one.depth_blocks) for one in made][2] == (1.0, 16, 1)
+
+
+def test_who_is_as_others_again_is_looked_at_no_more_after_a_second() -> None:
+    fleet = fleet_of("p1", "p2", "p3")
+    waits, busy = fleet.book(P1, 10), fleet.target(P2)
+    assert not fleet.uneasy, "one that waits is nothing"
+    loaded(fleet, P1, 1)
+    assert busy is not None
+    busy.busy_until = 5.0
+    fleet.uneasy.add(busy)
+
+    def seen(now: float) -> list[str]:
+        fleet.uneasy.calm(now, SETTINGS)
+        return sorted(target.name for target in fleet.uneasy)
+
+    assert seen(4.9) == ["p1", "p2"]
+    waits.release()
+    assert [seen(5.0), seen(5.8), seen(5.9)] == [["p1", "p2"], ["p1", "p2"], []]
+    loaded(fleet, P1, 1)
+    assert seen(5.9) == ["p1"]

@@ -345,3 +345,26 @@ def test_a_success_told_in_fewer_steps_is_the_same_success(
             short.book(other, what, now)
         assert long.state(now) is short.state(now) and long.admits(now) == short.admits(now)
         assert long.wait_s(now) == short.wait_s(now)
+
+
+@given(st.lists(st.tuples(st.sampled_from([OK, OK, FAULT, NEUTRAL]), st.floats(0, 20))))
+def test_a_circuit_opens_where_a_memory_of_every_answer_says_so(
+    told: list[tuple[Outcome, float]],
+) -> None:
+    """Answers are counted by steps of the window; a step counts as long as its begin is in it."""
+    breaker, now = Breaker(SETTINGS), 0.0
+    seen: list[tuple[float, Outcome]] = []  # begin of its step
+    step, row = float("-inf"), 0
+    for what, passed in told:
+        now += passed
+        if what is not NEUTRAL:
+            step = now if now >= step + SETTINGS.window_s / 12 else step
+            seen.append((step, what))
+            row = row + 1 if what is FAULT else 0
+        counted = [one for at, one in seen if at > now - SETTINGS.window_s]
+        faults = counted.count(FAULT)
+        many = faults >= SETTINGS.faults and faults >= SETTINGS.share * len(counted)
+        opens = what is FAULT and (row >= SETTINGS.faults or many)
+        assert breaker.book(ticket(breaker, now), what, now) is opens
+        if opens:
+            return

@@ -99,6 +99,20 @@ def test_a_choice_carries_the_lives_it_was_made_under() -> None:
     assert (met["prefill"]["epoch"], met["decode"]["epoch"]) == (1, None)
 
 
+def test_where_no_tokens_are_known_all_requests_of_a_pair_share_a_choice() -> None:
+    house = House()
+    slow, busy = Prompt(None, "slow"), Prompt(None, "busy")
+    first = house.choose(prompt=slow)
+    assert house.choose(prompt=slow) is first
+    assert house.choose(prompt=busy).reason != first.reason
+    assert house.choose(prompt=slow, without=[P1]).holder.worker == P2
+    house.store(P1, 3)  # another life as the view has it
+    assert (first.prefill_epoch, house.choose(prompt=slow).prefill_epoch) == (None, Epoch(1))
+    house.up("p1", Role.PREFILL, events=())
+    told = house.choose(prompt=slow)
+    assert (first.knowledge, told.knowledge) == (Knowledge.DARK, Knowledge.OFF)
+
+
 def test_a_prompt_held_whole_is_predicted_without_its_last_block() -> None:
     house = House()
     tokens = TOKENS[:96]
