@@ -31,8 +31,9 @@ class Cycle(Reply):
     _waiter: asyncio.Future[None] | None = None
 
     def __init__(self, line: Line, method: bytes, url: bytes, version: str, headers: Lines) -> None:
-        super().__init__(line, method, version)
-        self.url, self.headers = url, headers  # names in small letters
+        self._line, self.method, self.url = line, method, url
+        self.version, self.headers = version, headers  # names in small letters
+        self._parts = []
 
     def begin(self, answer: Direct) -> Awaitable[None] | None:
         """Have it answered; what is to be waited for is for run()."""
@@ -88,6 +89,11 @@ class Cycle(Reply):
         self._news = True
         if self._waiter is not None:
             self._wake()
+
+    def came_whole(self, data: bytes) -> None:
+        """All of the body, before anybody waits for it."""
+        self._parts, self.size = [data], len(data) + KEPT
+        self.more_body, self._news = False, True
 
     def ended(self) -> None:
         """The body is whole."""

@@ -118,15 +118,14 @@ class Repeating(Connection):
         headers = list(known.headers)
         headers[known.at] = b"content-length", told
         cycle = Cycle(self, known.method, known.url, known.version, headers)
-        self._tries, self._headed, self.headers, self._quiet = TRIES, True, [], 0
-        self.newest = cycle
-        if body:
-            cycle.came(body)
-        self._owed = size - len(body)
-        if self._owed:
-            self._within = True
+        self.newest, self._tries, self._quiet = cycle, TRIES, 0
+        self._headed, self.headers = True, []
+        if len(body) == size:
+            cycle.came_whole(body)
         else:
-            cycle.ended()
+            self._within, self._owed = True, size
+            if body:
+                self._more(body)
         self.start(cycle, known.direct)
         return True
 

@@ -45,9 +45,10 @@ class Reply:
     _bare = _chunked = _endless = False
     _leave: Callable[[], None] | None = None
 
-    def __init__(self, line: Line, method: bytes, version: str) -> None:
-        self._line, self.method, self.version = line, method, version
-        self._parts: list[bytes] = []  # of the body, not taken yet
+    _line: Line
+    _parts: list[bytes]  # of the body, not taken yet
+    method: bytes
+    version: str
 
     def _wake(self) -> None:
         """The answer is over."""
