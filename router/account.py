@@ -141,8 +141,7 @@ class Account:
         if stake is None:
             return
         if failed.status in (429, 503) and (later_s := failed.retry_after_s):
-            stake.target.busy_until = now + min(later_s, MOST_BUSY_S)
-            self._fleet.uneasy.add(stake.target)
+            self._fleet.uneasy.busy(stake.target, now + min(later_s, MOST_BUSY_S))
         if 0 < failed.status < 500:
             self._fleet.answered(stake.target, now)
         elif failed.unreached:

@@ -138,7 +138,8 @@ class Chooser:
         then: Sequence[Target] = sides.decodes
         at = clock()
         steps += (AVAILABILITY, at)
-        if fleet.uneasy or without or self._breakers.shut:
+        uneasy = fleet.uneasy
+        if (uneasy and now >= uneasy.again) or without or self._breakers.shut:
             tried, then = self._left(sides, without, now)
             at = clock()
         steps += (INPUT, at)
@@ -165,7 +166,8 @@ class Chooser:
     ) -> tuple[Sequence[Target], Sequence[Target]]:
         """Those of both sides that may be asked, where somebody may be left out."""
         fleet, breakers = self._fleet, self._breakers
-        fleet.uneasy.calm(now, fleet.settings)
+        if fleet.uneasy:
+            fleet.uneasy.look(now, fleet.settings)
         tried = available(sides.prefills, breakers, fleet.settings, now, without)
         if not sides.decodes:
             return tried, ()

@@ -48,7 +48,7 @@ class Fleet:
         self._lives: dict[Pod, Generation] = {}  # the last one of each pod, gone ones too
         self.drains = Drains()  # by hand; whatever life a pod has
         self._turn = 0  # requests booked so far
-        self.uneasy = Uneasy()  # who is looked at before somebody is chosen
+        self.uneasy = Uneasy()  # who may have to be left out
         self.ramping_until = 0.0  # after this nobody is new any more
         self.waiting: Callable[[], Iterable[Waited]] = tuple  # discovery's, where there is one
         self.on_restart: Callable[[Pod], None] = lambda pod: None  # a known pod has a new life

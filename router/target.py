@@ -20,7 +20,7 @@ from .handoffs import way
 from .settings import FleetSettings
 
 LONG_AGO = float("-inf")
-CALM_S = 1.0  # who is uneasy no more is not looked at for longer than this
+LOOKS = 30  # at who may be stuck, in the time after which it is
 
 Judged = tuple[Knowledge, str]  # how far a worker is believed, and why
 
@@ -71,7 +71,7 @@ class Target:
     deaf: Judged | None = field(init=False)  # what is known of its blocks, where it has no events
     bootstrap_host: str = field(init=False)  # where its rank directory answers; no brackets
     signs_seen: int = -1  # at the last look; -1: it was not looked at since so many wait
-    _quiet_since: float = 0.0
+    quiet_since: float = 0.0  # monotonic seconds of that look, if none was seen since
 
     def __post_init__(self) -> None:
         self.name = str(self.worker)
@@ -124,13 +124,13 @@ class Target:
 
     def stuck(self, now: float, settings: FleetSettings) -> bool:
         """Do several requests wait there, and none got a sign of life for long? Health checks may
-        well say 200 meanwhile. Looked at whenever somebody is chosen; the first look since so many
-        wait sets the time."""
+        well say 200 meanwhile. Looked at when somebody is chosen (Uneasy.look); the first look
+        since so many wait sets the time."""
         if self.waiting_requests < settings.stuck_requests:
             return False
         if self.signs != self.signs_seen:
-            self.signs_seen, self._quiet_since = self.signs, now
-        return now - self._quiet_since >= settings.stuck_s
+            self.signs_seen, self.quiet_since = self.signs, now
+        return now - self.quiet_since >= settings.stuck_s
 
     def __repr__(self) -> str:
         well = "lost" if self.pulse.lost else "healthy"
@@ -142,14 +142,25 @@ class Target:
 class Uneasy(set[Target]):
     """Those that may be stuck, or asked to be left alone; usually nobody, and then nobody looks."""
 
-    _again = LONG_AGO  # when they are looked through
+    again = LONG_AGO  # none of them has to be left out before this
 
-    def calm(self, now: float, settings: FleetSettings) -> None:
-        """Let go of those that are as others again; looked for once a second."""
-        if now >= self._again:
-            self._again, few = now + CALM_S, settings.stuck_requests
-            calm = [one for one in self if one.waiting_requests < few and now >= one.busy_until]
-            self.difference_update(calm)
+    def busy(self, target: Target, until: float) -> None:
+        """It asked to be left alone until then."""
+        target.busy_until, self.again = until, LONG_AGO
+        self.add(target)
+
+    def look(self, now: float, settings: FleetSettings) -> None:
+        """Let go of those that are as others again, and tell when to look next: each time while
+        one has to be left out; else so often that no silence is seen much too late."""
+        again = now + settings.stuck_s / LOOKS
+        for target in tuple(self):
+            if now < target.busy_until or target.stuck(now, settings):
+                again = now
+            elif target.waiting_requests < settings.stuck_requests:
+                self.discard(target)
+            else:
+                again = min(again, target.quiet_since + settings.stuck_s)
+        self.again = again
 
 
 def bootstrap_host(up: WorkerUp) -> str:

@@ -161,21 +161,24 @@ def test_shares_count_beside_somebody_who_has_a_whole_one() -> None:
     assert [(one.share, one.depth_tokens, one.depth_blocks) for one in made][2] == (1.0, 16, 1)
 
 
-def test_who_is_as_others_again_is_looked_at_no_more_after_a_second() -> None:
+def test_who_may_be_stuck_or_busy_is_looked_at_so_often_that_none_is_asked_too_late() -> None:
     fleet = fleet_of("p1", "p2", "p3")
-    waits, busy = fleet.book(P1, 10), fleet.target(P2)
-    assert not fleet.uneasy, "one that waits is nothing"
+    waits, busy, uneasy = fleet.book(P1, 10), fleet.target(P2), fleet.uneasy
+    assert not uneasy, "one that waits is nothing"
     loaded(fleet, P1, 1)
+
+    def look(now: float) -> tuple[str, float]:
+        uneasy.look(now, SETTINGS)
+        return " ".join(sorted(target.name for target in uneasy)), uneasy.again
+
+    assert look(0.0) == ("p1", 1.0)
     assert busy is not None
-    busy.busy_until = 5.0
-    fleet.uneasy.add(busy)
-
-    def seen(now: float) -> list[str]:
-        fleet.uneasy.calm(now, SETTINGS)
-        return sorted(target.name for target in fleet.uneasy)
-
-    assert seen(4.9) == ["p1", "p2"]
+    uneasy.busy(busy, 5.0)
+    assert uneasy.again < 0, "at once"
+    assert look(4.9) == ("p1 p2", 4.9), "each time while one is busy"
+    assert look(29.5) == ("p1", 30.0), "not later than it is stuck"
+    assert look(30.0) == ("p1", 30.0), "each time while one is stuck"
     waits.release()
-    assert [seen(5.0), seen(5.8), seen(5.9)] == [["p1", "p2"], ["p1", "p2"], []]
+    assert look(31.0) == ("", 32.0)
     loaded(fleet, P1, 1)
-    assert seen(5.9) == ["p1"]
+    assert [look(now) for now in (31.5, 61.4, 61.5)] == [("p1", 32.5), ("p1", 61.5), ("p1", 61.5)]

@@ -172,8 +172,8 @@ class Scene:
         elif targets := self.fleet.targets():
             target = pick(targets)
             self.loads.append(self.fleet.book(target.worker, pick((0, 10, 500))))
-            target.busy_until = pick((target.busy_until, target.busy_until, self.now + 2.0))
-            self.fleet.uneasy.add(target)
+            if pick((0, 0, 1)):
+                self.fleet.uneasy.busy(target, self.now + 2.0)
 
     def time(self) -> None:
         self.now += self.chance.choice((0.1, 1.0, 5.0))
