@@ -89,7 +89,8 @@ class Aftermath:
         done = attempt.prefill_ended or settled(attempt)
         if done and not (meeting.sides and self._at_once(meeting)):
             meeting.actual_tokens = attempt.usage.cached_tokens()
-            self._on_cached(ended)
+            if meeting.predicted_tokens is not None or ended.foretold is not None:
+                self._on_cached(ended)
             self._finish(ended)
             return
         if len(self._tasks) >= MOST_TASKS:
@@ -103,11 +104,13 @@ class Aftermath:
 
     def _finish(self, ended: Ended) -> None:
         attempt, meeting = ended.attempt, ended.meeting
-        ended.account.release(PREFILL)
+        prefill, decode = attempt.prefill, attempt.decode
+        if not attempt.prefill_ended:  # else it was given back then
+            ended.account.release(PREFILL)
         attempt.let_go()
-        meeting.decode_leg = _seen(attempt.decode)
-        if attempt.prefill is not None:
-            meeting.prefill_leg = _seen(attempt.prefill)
+        meeting.decode_leg = _seen(decode)
+        if prefill is not None:
+            meeting.prefill_leg = _seen(prefill)
         if not meeting.sides:
             meeting.collected = True
 
@@ -176,8 +179,10 @@ class Aftermath:
 
 def _seen(leg: Exchange) -> Leg:
     """What could be seen of it from here."""
+    if leg.complete:
+        return Leg(leg.status, leg.received_bytes, True)
     error = leg.error
-    return Leg(leg.status, leg.received_bytes, leg.complete, "" if error is None else error.detail)
+    return Leg(leg.status, leg.received_bytes, False, "" if error is None else error.detail)
 
 
 class Sample:

@@ -37,7 +37,7 @@ UNRANKED = Ranked(0)  # nobody was asked what it holds
 MOST_KEPT = 4096  # choices of one model
 
 
-class Choice(msgspec.Struct, frozen=True, gc=False):
+class Choice(msgspec.Struct, frozen=True, eq=False, gc=False):
     """Who serves, and why."""
 
     prefill: Target | None  # None: a unified worker does both

@@ -7,6 +7,9 @@ and diagnosis.py read. Open it to change what is remembered of a request.
     meeting (one attempt) --- room 71 --- register resolve-topology ... consume
                           \\-- room 12 --- one room per prompt and sample
     refused (nobody was chosen) --- a small ring of its own: a flood of them pushes out no room
+
+Most meetings go as they came, and nobody ever asks for them: they get their names, by which they
+are found, when somebody asks for any.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import asyncio
 import contextlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from itertools import islice
 from typing import Any
 
 from kvplane.runtime import Clock
@@ -33,10 +37,11 @@ class Ledger:
     """The last `most` rooms and the requests they belong to."""
 
     def __init__(self, clock: Clock, most: int = 10_000) -> None:
-        self._clock, self._most = clock, most
+        self._clock, self._now, self._most = clock, clock.now, most
         self._ring: deque[Meeting] = deque()
         self._refused: deque[Meeting] = deque()
         self._weight = 0  # rooms in the ring; a meeting without rooms weighs one
+        self._named = 0  # meetings of the ring, the oldest, that these two know:
         self._by_room: dict[Room, Meeting] = {}
         self._by_request: dict[str, Meeting | list[Meeting]] = {}  # a list of several attempts
         self.ask: Callable[[Meeting], Awaitable[None]] | None = None  # its engines, for stages
@@ -48,25 +53,24 @@ class Ledger:
     @property
     def now(self) -> float:
         """By the clock of all meetings."""
-        return self._clock.now()
+        return self._now()
 
     @property
     def open_rooms(self) -> int:
         """Rooms whose meeting is not over."""
         return sum(len(m.rooms) for m in self._ring if m.outcome == "open")
 
-    def open(
-        self, meeting: Meeting, trail: Trail | None = None, now: float | None = None
-    ) -> Meeting:
-        """A meeting begins, or began with its trail; the oldest that are over make place."""
-        self._begin(meeting, trail, self._clock.now() if now is None else now)
-        rooms, ring = meeting.rooms, self._ring
-        ring.append(meeting)
-        self._weight += len(rooms) or 1
-        for room in rooms:
-            self._by_room[room] = meeting
-        while self._weight > self._most and len(ring) > 1:
-            self._drop(ring.popleft())
+    def open(self, meeting: Meeting, trail: Trail | None = None) -> Meeting:
+        """A meeting begins, or began with its trail."""
+        self._begin(meeting, trail)
+        return self.add(meeting)
+
+    def add(self, meeting: Meeting) -> Meeting:
+        """One that says when it began; the oldest make place."""
+        self._ring.append(meeting)
+        self._weight += len(meeting.rooms) or 1
+        while self._weight > self._most and len(self._ring) > 1:
+            self._drop(self._ring.popleft())
         return meeting
 
     def refuse(self, meeting: Meeting, trail: Trail, error: GatewayError) -> None:
@@ -74,7 +78,9 @@ class Ledger:
         at = Stage(error.stage) if error.stage is not None else error.at
         if at is not None and trail.steps and trail.steps[-2] is not at:
             trail.begin(at)
-        self._begin(meeting, trail, self._clock.now())
+        self._begin(meeting, trail)
+        self._learn()
+        self._name(meeting)
         meeting.attempt = len(self._of(meeting.request_id))
         self._refused.append(meeting)
         while len(self._refused) > MOST_REFUSED:
@@ -82,24 +88,36 @@ class Ledger:
         outcome = "rejected" if error.status < 500 else "failed"
         self.close(meeting, outcome, error.shape()["error"])
 
-    def _begin(self, meeting: Meeting, trail: Trail | None, now: float) -> None:
-        begun = now
+    def _begin(self, meeting: Meeting, trail: Trail | None) -> None:
+        begun = now = self._now()
         if trail is not None and (steps := trail.steps):
             meeting.steps, begun = steps, steps[1]
         meeting.begun, meeting.opened_at = begun, self._clock.wall() - now + begun
-        known = self._by_request.setdefault(meeting.request_id, meeting)
-        if known is not meeting:
-            self._again(known, meeting)
 
-    def _again(self, known: Meeting | list[Meeting], meeting: Meeting) -> None:
-        """Another attempt of a request that has some."""
+    def _learn(self) -> None:
+        """Name those that came since somebody last asked for one."""
+        fresh = len(self._ring) - self._named
+        if not fresh:
+            return
+        for meeting in reversed(list(islice(reversed(self._ring), fresh))):
+            for room in meeting.rooms:
+                self._by_room[room] = meeting
+            self._name(meeting)
+        self._named += fresh
+
+    def _name(self, meeting: Meeting) -> None:
+        """One more attempt of its request."""
+        known = self._by_request.setdefault(meeting.request_id, meeting)
         if isinstance(known, list):
             known.append(meeting)
-        else:
+        elif known is not meeting:
             self._by_request[meeting.request_id] = [known, meeting]
 
     def _drop(self, meeting: Meeting) -> None:
         self._weight -= len(meeting.rooms) or 1
+        if not self._named:
+            return
+        self._named -= 1
         for room in meeting.rooms:
             if self._by_room.get(room) is meeting:
                 del self._by_room[room]
@@ -114,12 +132,13 @@ class Ledger:
 
     def _of(self, request_id: str) -> list[Meeting]:
         """Its attempts, oldest first."""
+        self._learn()
         found = self._by_request.get(request_id, [])
         return found if isinstance(found, list) else [found]
 
     def record(self, record: StageRecord) -> bool:
         """A party saw a stage. False where the room is not known, or it was recorded before."""
-        meeting = self._by_room.get(record.room)
+        meeting = self._in(record.room)
         if meeting is None:
             return False
         records = meeting.stages.get(record.room, [])
@@ -131,21 +150,27 @@ class Ledger:
     def close(self, meeting: Meeting, outcome: str, error: dict[str, Any] | None = None) -> None:
         """The legs ended. The first word stands."""
         if meeting.outcome == "open":
-            meeting.outcome, meeting.error = outcome, error
-            meeting.ended = self._clock.now()
+            meeting.outcome, meeting.ended = outcome, self._now()
+            if error is not None:
+                meeting.error = error
             for hear in self.on_close:
                 hear(meeting)
 
     # -- readers
 
+    def _in(self, room: Room) -> Meeting | None:
+        """Who met there last."""
+        self._learn()
+        return self._by_room.get(room)
+
     def room(self, room: Room) -> dict[str, Any] | None:
         """Evidence of one room, None where it is not (or no longer) known."""
-        meeting = self._by_room.get(room)
+        meeting = self._in(room)
         return meeting.shown(room, self.now) if meeting is not None else None
 
     async def settled(self, room: Room, deadline_s: float) -> dict[str, Any] | None:
         """The same, after the engines were asked for their stages, for a moment at most."""
-        meeting = self._by_room.get(room)
+        meeting = self._in(room)
         await self.settle([] if meeting is None else [meeting], deadline_s)
         return self.room(room)
 

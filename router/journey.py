@@ -7,6 +7,8 @@ attempt takes or how its outcome is booked.
 
 from __future__ import annotations
 
+import msgspec
+
 from kvplane.runtime import Clock
 
 from . import facts
@@ -20,6 +22,7 @@ from .dispatch import Client, ClientGone, dispatch, honest_end
 from .errors import let_go
 from .evidence import Ledger
 from .fleet import Fleet
+from .looks import Looks
 from .meeting import FIRST_BYTE, Trail
 from .metrics import RouterMetrics
 from .request import Ask
@@ -31,7 +34,8 @@ class Means:
     """What every journey uses."""
 
     __slots__ = (
-        "_legs", "_opened", "aftermath", "breakers", "fleet", "ledger", "now", "sending",
+        "_legs", "_opened", "aftermath", "breakers", "fleet", "ledger", "looks", "now", "sending",
+        "wall",
     )  # fmt: skip
 
     def __init__(
@@ -45,7 +49,8 @@ class Means:
         clock: Clock,
     ) -> None:
         self.fleet, self.breakers, self.ledger = fleet, breakers, ledger
-        self.sending, self.aftermath, self.now = sending, aftermath, clock.now
+        self.sending, self.aftermath, self.looks = sending, aftermath, Looks()
+        self.now, self.wall = clock.now, clock.wall
         self._legs, self._opened = metrics.legs, metrics.opened
 
     def count(self, side: Side, target: Target, what: Outcome) -> None:
@@ -61,16 +66,20 @@ class Journey:
     """One attempt under way."""
 
     __slots__ = (
-        "__weakref__", "account", "ask", "bindings", "choice", "means", "meeting", "sent",
+        "__weakref__", "account", "ask", "bindings", "choice", "look", "means", "meeting", "sent",
     )  # fmt: skip
 
     def __init__(self, means: Means, ask: Ask, choice: Choice, number: int, trail: Trail) -> None:
         """Mint rooms, open the meeting, take places and load; no await since the choice."""
         self.means, self.ask, self.choice = means, ask, choice
         self.bindings = bindings = bind(ask, choice)
-        now = means.now()
-        trail.steps += (FIRST_BYTE, now)
-        self.meeting = means.ledger.open(facts.meeting(ask, choice, bindings, number), trail, now)
+        self.look = look = means.looks[choice]
+        now, steps = means.now(), trail.steps
+        steps += (FIRST_BYTE, now)
+        opened_at = means.wall() - now + steps[1]
+        self.meeting = means.ledger.add(
+            facts.meeting(ask, choice, look, bindings, number, steps, opened_at)
+        )
         self.account = account = Account(means.fleet, means.breakers)
         self.sent: Sent | None = None
         kept, computed = facts.loads(ask, choice)
@@ -81,12 +90,12 @@ class Journey:
     async def travel(self, client: Client) -> None:
         """Send both legs and pass the answer on. Raises LegFailed before the first byte only;
         after it the answer ends honestly."""
-        means = self.means
+        means, ask, bindings = self.means, self.ask, self.bindings
         try:
-            sent = await means.sending.begin(self.ask, self.choice, self.bindings, client.bell)
-            self.sent, attempt = sent, sent.attempt
+            self.sent = sent = await means.sending.begin(ask, self.choice, bindings, client.bell)
+            attempt = sent.attempt
             attempt.on_start, attempt.on_prefill_end = self._began, self._prefill_ended
-            await dispatch(attempt, client, facts.headers(self.ask, self.choice, self.bindings))
+            await dispatch(attempt, client, facts.headers(ask, self.look, bindings))
         except LegFailed as failed:
             self._judge(failed)
             if not failed.started:
@@ -111,10 +120,11 @@ class Journey:
             account.release(PREFILL)
             meeting.collected = True
             return
-        if (why := means.sending.ended(sent)) and meeting.why is not None:
-            meeting.why.without_transfer = why
+        attempt = sent.attempt
+        if attempt.keeps and (why := means.sending.ended(sent)) and meeting.why is not None:
+            meeting.why = msgspec.structs.replace(meeting.why, without_transfer=why)
         told = self.choice.foretold
-        means.aftermath.begin(Ended(sent.attempt, client.bell, meeting, account, told))
+        means.aftermath.begin(Ended(attempt, client.bell, meeting, account, told))
 
     def _began(self) -> None:
         now = self.means.now()
@@ -130,7 +140,7 @@ class Journey:
         silent = failed.silent and self.sent is not None and self.sent.attempt.silent
         guilty = self.account.judge(failed, silent, self.means.now())
         failed.cause.room = ",".join(str(binding.room) for binding in self.bindings) or None
-        failed.cause.headers = facts.headers(self.ask, self.choice, self.bindings)
+        failed.cause.headers = facts.headers(self.ask, self.look, self.bindings)
         failed.cause.request_id = self.ask.request_id
         shape = failed.cause.shape()["error"] | {"side": guilty.value, "status": failed.status}
         shape["leg"] = None if failed.leg is None else type(failed.leg).__name__

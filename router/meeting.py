@@ -19,7 +19,7 @@ import msgspec
 
 from kvplane.vocabulary import MEETING, Room, Stage, StageRecord
 
-from .remembered import Leg, Party, Why, shown
+from .remembered import Leg, Party, Why
 
 INPUT, POOL = Stage.POLICY_INPUT, Stage.POOL  # named once: every request passes them
 FIRST_BYTE, END = Stage.FIRST_BYTE, Stage.END
@@ -58,23 +58,27 @@ class Meeting(msgspec.Struct, eq=False, gc=False):
     predicted_tokens: int | None = None  # cached tokens the index foretold; None = not known
     actual_tokens: int | None = None  # as prefill told; None = it did not
     directory: tuple[str, int] | None = None  # host and port of prefill's, where it is looked at
+    sides: tuple[Any, ...] = ()  # whom its engines' stages can be asked of
+    silent: tuple[str, ...] = ()  # makers of its engines that tell no stages
+    traceparent: str = ""  # of the client, as W3C writes it
+    steps: Sequence[Any] = ()  # its trail's; once it is over and counted, only when each began
+    begun: float = 0.0  # monotonic, as all but the next
+    opened_at: float = 0.0  # wall clock
+    decode_tokens: int = 0  # booked on each when it was chosen
+    decode_requests: int = 0
+    prefill_tokens: int = 0
+    prefill_requests: int = 0
     outcome: str = "open"  # open | ok | failed | rejected | client_gone
     error: dict[str, Any] | None = None
     stopped: str = ""  # why it was not tried again; "" where it was, or need not be
-    opened_at: float = 0.0  # wall clock
-    begun: float = 0.0  # monotonic, as all below
     first_byte: float | None = None
     prefill_ended: float | None = None
     ended: float | None = None
-    steps: Sequence[Any] = ()  # its trail's; once it is over and counted, only when each began
-    walk: tuple[Stage, ...] | None = None  # these stages then; the same object for all alike
+    walk: tuple[Stage, ...] | None = None  # its stages, once counted; one object for all alike
     stages: Mapping[Room, list[StageRecord]] = NONE  # of the engines
     prefill_leg: Leg | None = None  # once they ended
     decode_leg: Leg | None = None
-    sides: tuple[Any, ...] = ()  # whom its engines' stages can be asked of
-    silent: tuple[str, ...] = ()  # makers of its engines that tell no stages
     collected: bool = False  # nothing more will be told
-    traceparent: str = ""  # of the client, as W3C writes it
 
     @property
     def first_byte_s(self) -> float | None:
@@ -104,15 +108,6 @@ class Meeting(msgspec.Struct, eq=False, gc=False):
         self.first_byte = now
         self.steps += (END, now)  # type: ignore[operator]  # a list, or nothing yet
 
-    def press(self, known: dict[tuple[Stage, ...], tuple[Stage, ...]]) -> tuple[Stage, ...]:
-        """It is over: its times are kept as numbers alone. Returns its stages: the same object for
-        all that are `known` to be alike."""
-        if self.walk is None:
-            steps = tuple(self.steps)
-            walk = steps[::2]
-            self.walk, self.steps = known.setdefault(walk, walk), steps[1::2]
-        return self.walk
-
     def shown(self, room: Room | None = None, now: float = 0.0) -> dict[str, Any]:
         """As JSON; of one room, or of the attempt as a whole. Rooms are text: 64-bit numbers
         break JavaScript."""
@@ -131,10 +126,11 @@ class Meeting(msgspec.Struct, eq=False, gc=False):
             "opened_at": self.opened_at,
             "first_byte_s": self.first_byte_s,
             "duration_s": self.duration_s,
-            "prefill": shown(self.prefill),
-            "decode": shown(self.decode),
+            "prefill": self.prefill
+            and self.prefill.shown(self.prefill_tokens, self.prefill_requests),
+            "decode": self.decode and self.decode.shown(self.decode_tokens, self.decode_requests),
             "triple": self._triple(),
-            "why": shown(self.why) or {},
+            "why": {} if self.why is None else msgspec.structs.asdict(self.why),
             "cached_tokens": {"predicted": self.predicted_tokens, "actual": self.actual_tokens},
             "legs": self._legs(),
             "collected": self.collected,

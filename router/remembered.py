@@ -14,17 +14,20 @@ from kvplane.vocabulary import Epoch
 
 
 class Party(msgspec.Struct, frozen=True, gc=False):
-    """One worker, as it was when it was chosen."""
+    """One worker, as it was when it was chosen; its load then is the attempt's own."""
 
     worker: str
     url: str = ""
     epoch: Epoch | None = None
-    inflight_tokens: int = 0
-    inflight_requests: int = 0
+
+    def shown(self, tokens: int, requests: int) -> dict[str, Any]:
+        """As JSON, with what was booked on it then."""
+        load = {"inflight_tokens": tokens, "inflight_requests": requests}
+        return msgspec.structs.asdict(self) | load
 
 
-class Why(msgspec.Struct, gc=False):
-    """What the choice went by."""
+class Why(msgspec.Struct, frozen=True, gc=False):
+    """What the choice went by. Attempts whose choices are alike share one."""
 
     depth_blocks: int = 0
     asked_blocks: int = 0
@@ -57,8 +60,3 @@ class Leg(msgspec.Struct, frozen=True, gc=False):
             "complete": self.complete,
             "error": self.error or None,
         }
-
-
-def shown(one: Party | Why | None) -> dict[str, Any] | None:
-    """As JSON."""
-    return None if one is None else msgspec.structs.asdict(one)

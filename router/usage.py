@@ -12,7 +12,7 @@ another place.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 
@@ -27,7 +27,7 @@ MOST_TOKENS = 2**32  # beyond it is no count: a counter would not take it
 
 
 class _Details(msgspec.Struct, gc=False):
-    cached_tokens: int | None = None
+    cached_tokens: Annotated[int, msgspec.Meta(ge=0, lt=MOST_TOKENS)] | None = None
 
 
 class _Usage(msgspec.Struct, gc=False):
@@ -54,10 +54,10 @@ class Usage(msgspec.Struct):
 
     def feed(self, data: bytes) -> None:
         """More of the answer."""
-        self._read = None
         if not self._data:
             self._data = data  # most come whole
         else:
+            self._read = None
             if isinstance(self._data, bytes):
                 self._data = bytearray(self._data)
             self._data += data
@@ -66,13 +66,12 @@ class Usage(msgspec.Struct):
 
     def cached_tokens(self) -> int | None:
         """Summed over the prompts of a list; None where the engine did not say."""
-        if (told := self._plain()) is not None:
-            details = None if told.usage is None else told.usage.prompt_tokens_details
-            for place in (details, told.meta_info):
-                count = None if place is None else place.cached_tokens
-                if count is not None and 0 <= count < MOST_TOKENS:
-                    return count
-            return None
+        if (told := self._read or self._plain()) is not None:
+            usage, meta = told.usage, told.meta_info
+            details = None if usage is None else usage.prompt_tokens_details
+            if details is not None and details.cached_tokens is not None:
+                return details.cached_tokens
+            return None if meta is None else meta.cached_tokens
         if NAME not in self._data:
             return None
         texts = [text for text in self._texts() if NAME in text]
@@ -83,7 +82,7 @@ class Usage(msgspec.Struct):
 
     def error(self) -> tuple[str, str | None] | None:
         """Message and stage of an error event inside a 200 answer."""
-        plain = self._plain()
+        plain = self._read or self._plain()
         if (plain is not None and plain.error is None) or b'"error"' not in self._data:
             return None
         for event in _decoded(self._texts()):
@@ -99,12 +98,14 @@ class Usage(msgspec.Struct):
     def _plain(self) -> _Answer | None:
         """All of it, where it is one object as engines make it: most are. Else the looks below tell
         what is in it."""
-        if self._read is None and not self._cut and self._data[:1] == b"{":
-            try:
-                self._read = _PLAIN.decode(self._data)
-            except (msgspec.DecodeError, RecursionError):
-                return None
-        return self._read
+        data = self._data
+        if self._cut or data[:1] != b"{":
+            return None
+        try:
+            self._read = told = _PLAIN.decode(data)
+        except (msgspec.DecodeError, RecursionError):
+            return None
+        return told
 
     def _texts(self) -> list[bytes]:
         """Each event, not decoded yet."""

@@ -48,14 +48,15 @@ class Walks:
         if len(known) > MOST_KINDS:
             known.clear()
         for meeting in waiting:
-            walk = meeting.press(known)
-            times = (*meeting.steps, meeting.ended or meeting.begun)
-            rows[walk, meeting.outcome].append(times)
+            steps = tuple(meeting.steps)
+            walk, times = steps[::2], steps[1::2]
+            meeting.walk = walk = known.setdefault(walk, walk)
+            meeting.steps = times
+            rows[walk, meeting.outcome].append((*times, meeting.ended or meeting.begun))
         for (walk, outcome), each in rows.items():
             self._count(walk, ENDS.get(outcome, "failed"), list(zip(*each, strict=True)))
 
     def _count(self, walk: Sequence[Stage], outcome: str, columns: list[tuple[float, ...]]) -> None:
         for at, stage in enumerate(walk):
-            took = map(sub, columns[at + 1], columns[at])
             ended = outcome if at == len(walk) - 1 else "ok"
-            self._spreads.of[stage, ended].observe_all(took)
+            self._spreads.of[stage, ended].observe_all(map(sub, columns[at + 1], columns[at]))

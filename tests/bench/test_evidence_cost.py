@@ -19,7 +19,6 @@ from kit.instant import ask, body, instant
 from kvplane.router import facts
 from kvplane.router.api import Api
 from kvplane.router.evidence import Ledger, Meeting
-from kvplane.router.meeting import Trail
 from kvplane.router.remembered import Party, Why
 
 ROUNDS, REQUESTS = 41, 30
@@ -30,9 +29,7 @@ BODY = body()
 class Forgetful(Ledger):
     """Remembers nothing."""
 
-    def open(
-        self, meeting: Meeting, trail: Trail | None = None, now: float | None = None
-    ) -> Meeting:
+    def add(self, meeting: Meeting) -> Meeting:
         return meeting
 
     def close(self, meeting: Meeting, outcome: str, error: dict[str, Any] | None = None) -> None:

@@ -20,6 +20,7 @@ from kvplane.router.evidence import Ledger
 from kvplane.router.fleet import Fleet
 from kvplane.router.gateway import Gateway
 from kvplane.router.legs import Legs
+from kvplane.router.looks import look
 from kvplane.router.metrics import RouterMetrics
 from kvplane.router.prompts import Prompt, Prompts
 from kvplane.router.request import parse
@@ -31,6 +32,7 @@ from kvplane.vocabulary import (
     Namespace,
     Pod,
     Role,
+    Stage,
     Stored,
     Tier,
     Worker,
@@ -95,7 +97,15 @@ def test_a_choice_carries_the_lives_it_was_made_under() -> None:
     house.store(P1, 3)
     choice = house.choose()
     assert (choice.prefill_epoch, choice.decode_epoch) == (Epoch(1), None)  # d1: never heard of
-    met = facts.meeting(parse("/generate", b'{"text":"x"}', "id"), choice, [], 1).shown()
+    met = facts.meeting(
+        parse("/generate", b'{"text":"x"}', "id"),
+        choice,
+        look(choice),
+        [],
+        1,
+        [Stage.PAIR, 0.0],
+        0.0,
+    ).shown()
     assert (met["prefill"]["epoch"], met["decode"]["epoch"]) == (1, None)
 
 

@@ -11,6 +11,7 @@ import random
 from typing import Any
 
 import pytest
+from msgspec import structs
 
 from kvplane.bootstrap import compatible
 from kvplane.index import Chains, View, chain
@@ -196,7 +197,7 @@ def answers(chooser: Chooser, fleet: Fleet, ask: Ask, prompt: Prompt, scene: Sce
     except GatewayError as error:
         return [*found, error.code, str(error)]
     ranked = [(c.target, c.depth_blocks, c.share) for one in (firsts, seconds) for c in one]
-    return [*found, choice, ranked, chooser.others(ask.model, without, scene.now)]
+    return [*found, structs.astuple(choice), ranked, chooser.others(ask.model, without, scene.now)]
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from itertools import pairwise
 from typing import Any
 
@@ -152,6 +153,41 @@ def test_the_ring_is_bounded_in_rooms_and_forgets_the_oldest() -> None:
     assert ledger.room(Room(200)) is not None
     assert len(ledger._by_room) == 10
     assert len(ledger._by_request) == 5
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whoever_asks_in_between_finds_what_one_who_never_asked_would(seed: int) -> None:
+    """Names are given when somebody asks: asking more often changes nothing that is found."""
+    chance, clock = random.Random(seed), FakeClock()
+    asked, unasked = Ledger(clock, most=12), Ledger(clock, most=12)
+    for number in range(60):
+        name, rooms = f"r{chance.randrange(9)}", chance.sample(range(1, 99), chance.randrange(4))
+        clock.advance(1)
+        for ledger in (asked, unasked):
+            if rooms or number % 3:
+                ledger.open(meeting(*rooms, request=name))
+            else:
+                refusal(ledger, clock, name, GatewayError("no_prefill_available", "none"))
+        if chance.random() < 0.4:
+            asked.room(Room(chance.randrange(99)))
+            asked.request(name)
+    for room in range(99):
+        assert asked.room(Room(room)) == unasked.room(Room(room))
+    for at in range(9):
+        assert asked.request(f"r{at}") == unasked.request(f"r{at}")
+    assert (asked._by_room, asked._by_request.keys()) == (
+        {room: one for one in asked.meetings()[::-1] for room in one.rooms},
+        {one.request_id for one in (*asked.meetings(), *asked.refusals())},
+    )
+
+
+def test_what_nobody_asks_for_is_named_nowhere() -> None:
+    ledger = Ledger(FakeClock(), most=10)
+    for number in range(1, 100):
+        ledger.open(meeting(number, request=f"r{number}"))
+    assert (ledger._by_room, ledger._by_request) == ({}, {})
+    assert shown(ledger, 95)["request_id"] == "r95" and ledger.room(Room(50)) is None
+    assert len(ledger._by_room) == len(ledger._by_request) == 10
 
 
 def refusal(ledger: Ledger, clock: FakeClock, name: str, error: GatewayError) -> None:
