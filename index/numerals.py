@@ -4,17 +4,20 @@ Pure. To make a number of each of 8 k token ids takes longer than all else that 
 most prompts are new from some block on. So the text is only looked through, many letters at once:
 it has to be whole numbers of 7 digits at most, side by side as json.dumps or JSON.stringify write
 them. question.py has anything else read in the plain way, which also says what is wrong with it.
-Open it to change what such a look accepts.
+What it begins with is not even looked through where somebody remembers it (texts.py). Open it to
+change what such a look accepts.
 
     b"17, 4, 128000, 9"     4 numbers, read when asked for     b"17, 04"  b"17 4"  b"1.5"     None
 """
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import numpy as np
 import numpy.typing as npt
 
-PIECE_BYTES = 8 * 1024  # of text that is read at once: about a thousand numbers
+PIECE_BYTES = 4 * 1024  # of text that is read at once: some 600 numbers
 
 _COMMA, _BLANK, _ZERO, _NINE = b", 09"
 _TWO = 0x0101  # bytes that are both True
@@ -22,49 +25,88 @@ Letters = npt.NDArray[np.uint8]
 Truths = npt.NDArray[np.bool_]
 
 
+class Memory(Protocol):
+    """What is needed of one who remembers pieces of such texts; texts.py offers it."""
+
+    def get(self, piece: bytes, step: int) -> bytes | None: ...  # its numbers, if it is known
+
+    def put(self, piece: bytes, step: int, packed: bytes) -> None: ...
+
+
 class Numerals:
     """Of one prompt. Not for several threads at a time."""
 
-    __slots__ = ("_at", "_count", "_last", "_read", "_text")
+    __slots__ = ("_at", "_count", "_last", "_memory", "_read", "_step", "_text", "known")
 
-    def __init__(self, text: bytes, first: int, last: int, count: int) -> None:
-        self._text, self._at, self._last = text, first, last
-        self._count, self._read = count, bytearray()  # as little-endian u32
+    def __init__(
+        self, text: bytes, rest: tuple[int, int, int], known: bytearray, count: int,
+        memory: Memory | None,
+    ) -> None:  # fmt: skip
+        self._text, (self._at, self._last, self._step) = text, rest
+        self._read, self.known = known, len(known) // 4  # as little-endian u32; how many of them
+        self._count, self._memory = count, memory
 
     def __len__(self) -> int:
         return self._count
 
-    def packed(self, start: int, stop: int) -> bytes:
+    def packed(self, start: int, stop: int) -> bytearray:
         """Numbers start..stop-1, or those of them that there are, as little-endian u32."""
-        text, read = self._text, self._read
+        read = self._read
         while len(read) < 4 * stop and self._at < self._last:
-            end = text.find(b",", self._at + PIECE_BYTES, self._last)
-            end = self._last if end < 0 else end
-            found = np.fromstring(text[self._at : end], np.uint32, sep=",")
-            read += found.astype("<u4", copy=False).tobytes()
-            self._at = end + 1
-        return bytes(read[4 * start : 4 * stop])
+            read += self._next()
+        return read[4 * start : 4 * stop]
+
+    def _next(self) -> bytes:
+        text, at = self._text, self._at
+        end = text.find(b",", at + PIECE_BYTES, self._last)
+        piece = text[at : end if end >= 0 else self._last]
+        packed = np.fromstring(piece, "<u4", sep=",").tobytes()
+        if end < 0:
+            self._at = self._last
+        else:
+            self._at = end + self._step
+            if self._memory is not None:
+                self._memory.put(piece, self._step, packed)
+        return packed
 
 
-def numerals(text: bytes, first: int, last: int) -> Numerals | None:
+def numerals(text: bytes, first: int, last: int, memory: Memory | None = None) -> Numerals | None:
     """Of what stands between the brackets of a list; None where it is for the plain way."""
-    if first >= last or text[first] < _ZERO:
+    at, step, known = _known(text, first, last, memory)
+    if at >= last or text[at] < _ZERO:
         return None
-    letters = np.frombuffer(text, np.uint8, last - first, first)
+    letters = np.frombuffer(text, np.uint8, last - at, at)
     if letters.max() > _NINE:
         return None
     comma, digit = letters == _COMMA, letters >= _ZERO
     commas = _many(comma)
-    others = last - first - commas - _many(digit)
+    others = last - at - commas - _many(digit)
     if others not in (0, commas):
         return None
     if others and _many(comma[:-1] & (letters[1:] == _BLANK)) != commas:
         return None  # else each of them is a blank behind a comma
-    step = 2 if others else 1
-    plain = text[first] > _ZERO and _many(comma[:-step] & (letters[step:] > _ZERO)) == commas
+    if commas and step != (2 if others else 1):
+        return None
+    plain = text[at] > _ZERO and _many(comma[:-step] & (letters[step:] > _ZERO)) == commas
     if not plain and not _begun(letters, comma, digit, step):  # some begin with 0, or no digit
         return None
-    return None if _long(digit) else Numerals(text, first, last, commas + 1)
+    if _long(digit):
+        return None
+    return Numerals(text, (at, last, step), known, len(known) // 4 + commas + 1, memory)
+
+
+def _known(text: bytes, first: int, last: int, memory: Memory | None) -> tuple[int, int, bytearray]:
+    """Where the first piece begins that nobody remembers, how far the end of a number is from the
+    next, and the numbers before."""
+    behind = text.find(b",", first, last) + 1
+    at, step, read = first, 2 if text[behind : behind + 1] == b" " else 1, bytearray()
+    while memory is not None and (end := text.find(b",", at + PIECE_BYTES, last)) >= 0:
+        packed = memory.get(text[at:end], step)
+        if packed is None or (step == 2 and text[end + 1 : end + 2] != b" "):
+            break
+        read += packed
+        at = end + step
+    return at, step, read
 
 
 def _begun(letters: Letters, comma: Truths, digit: Truths, step: int) -> bool:

@@ -29,7 +29,7 @@ from kvplane.vocabulary import BlockHash, Namespace, PrefixChain, Worker
 
 from .errors import BadValue
 from .hashing import Tokens, chain, from_hex
-from .numerals import numerals
+from .numerals import Memory, numerals
 from .spans import cut, hexes, numbers
 
 PACKED = "application/vnd.kvplane.hashes"  # content type; clients call any bytes octet-stream
@@ -82,9 +82,9 @@ class Question(msgspec.Struct, frozen=True):
 _body = msgspec.json.Decoder(_Body)
 
 
-def read(data: bytes, most_hashes: int) -> Question:
+def read(data: bytes, most_hashes: int, memory: Memory | None = None) -> Question:
     """Of a JSON body. Raises BadValue naming the member, what it was and what would be right."""
-    body, row = _parts(data)
+    body, row = _parts(data, memory)
     ways = body.token_ids, body.prompt, body.messages, body.block_hashes
     if ways.count(None) != len(WAYS) - 1:
         given = [name for name, way in zip(WAYS, ways, strict=True) if way is not None]
@@ -153,13 +153,13 @@ def _few(count: int, most: int) -> None:
         raise BadValue("block_hashes", count, f"at most {most} hashes")
 
 
-def _parts(data: bytes) -> tuple[_Body, Any]:
+def _parts(data: bytes, memory: Memory | None) -> tuple[_Body, Any]:
     """The body, and its long list where that is made of it at once: the body's own is empty then.
     What cannot be, or is wrong, is for the plain way."""
     if len(data) in AT_ONCE_BYTES and (parts := cut(data)) is not None:
         name, rest, first, last = parts
         tokens = name == "token_ids"
-        row = numerals(data, first, last) if tokens else hexes(data[first:last])
+        row = numerals(data, first, last, memory) if tokens else hexes(data[first:last])
         if row is not None:
             with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 body = _body.decode(rest)

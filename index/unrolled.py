@@ -12,7 +12,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
-from typing import overload
+from typing import cast, overload
 
 from kvplane.vocabulary import BlockHash
 
@@ -22,9 +22,9 @@ class Unrolled(Sequence[BlockHash]):
 
     __slots__ = ("_count", "_found", "_pages")
 
-    def __init__(self, count: int, pages: Iterator[Sequence[BlockHash]]) -> None:
+    def __init__(self, count: int, pages: Iterator[Sequence[int]]) -> None:
         self._count, self._pages = count, pages
-        self._found: list[BlockHash] = []
+        self._found = array("Q")
 
     def __len__(self) -> int:
         return self._count
@@ -39,11 +39,12 @@ class Unrolled(Sequence[BlockHash]):
             self._unroll(self._count)
         elif at >= len(found):
             self._unroll(at + 1)
-        return found[at]
+        # An array is like the tuple it stands for, as far as anybody asks who does not change it.
+        return cast("BlockHash | Sequence[BlockHash]", found[at])
 
     def _unroll(self, many: int) -> None:
         while len(self._found) < many and (page := next(self._pages, None)) is not None:
-            self._found += page
+            self._found.extend(page)
 
     def agreement(self, at: int, run: array[int]) -> int:
         """How many blocks of `run` are those from `at` on; the first is known to be."""

@@ -1,0 +1,151 @@
+"""Texts: whatever was read before, token ids are what a reader of the whole text makes of them."""
+
+from __future__ import annotations
+
+import json
+import random
+import re
+import sys
+from array import array
+from collections.abc import Iterator
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kvplane.index import BadValue, Chains, chain, numerals, question
+from kvplane.index.numerals import PIECE_BYTES
+from kvplane.index.texts import Texts
+from kvplane.vocabulary import Namespace
+
+MANY = 2**30
+DICE = random.Random(5)
+TOKENS = [DICE.randrange(10 ** DICE.randrange(1, 8)) for _ in range(40)]
+LONG = [DICE.randrange(128_000) for _ in range(9000)]
+SMALL = patch.object(numerals, "PIECE_BYTES", 24)
+
+
+@st.composite
+def texts(draw: st.DrawFn) -> list[tuple[str, list[tuple[int, int]]]]:
+    """Lists that begin alike, some of them hurt, and what is asked of each in turn."""
+    found = []
+    for _ in range(draw(st.integers(1, 6))):
+        some = TOKENS[: draw(st.integers(0, 40))]
+        some += draw(st.lists(st.integers(0, 9_999_999) | st.just(10**12), max_size=9))
+        text = draw(st.sampled_from([", ", ", ", ","])).join(map(str, some))
+        if draw(st.integers(0, 2)) == 0:
+            at = draw(st.integers(0, len(text)))
+            put = draw(st.sampled_from([*"0123456789, -.e", ", ", ",,", "", '"x"', "null"]))
+            text = text[:at] + put + text[at + draw(st.integers(0, 2)) :]
+        looks = draw(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 50)), max_size=3))
+        found.append((text, [(min(look), max(look)) for look in looks]))
+    return found
+
+
+@SMALL
+@settings(max_examples=50)
+@given(texts())
+def test_with_any_history_numbers_are_those_of_the_whole_text(told: Any) -> None:
+    memory = Texts(MANY)
+    for text, looks in told:
+        data = f"[{text}]".encode()
+        found = numerals.numerals(data, 1, len(data) - 1, memory)
+        if not re.search(r"\d{8}", text):  # those of 8 digits are taken or left
+            assert (found is None) == (numerals.numerals(data, 1, len(data) - 1) is None)
+        if found is not None:
+            wanted = array("I", json.loads(data))
+            assert len(found) == len(wanted)
+            for start, stop in [*looks, (0, len(wanted))]:
+                assert found.packed(start, stop) == wanted[start:stop].tobytes()
+
+
+def said(data: bytes, *memory: Texts) -> Any:
+    try:
+        asked = question.read(data, 6, *memory)
+        return [list(one.blocks) for one in question.chains(asked, {1, 3}).values()]
+    except BadValue as wrong:
+        return wrong.field, repr(wrong.value), wrong.want
+
+
+@SMALL
+@patch.object(question, "AT_ONCE_BYTES", range(sys.maxsize))
+@settings(max_examples=40)
+@given(texts())
+def test_what_is_wrong_is_refused_the_same_behind_a_beginning_that_is_known(told: Any) -> None:
+    memory = Texts(MANY)
+    for text, _ in told:
+        data = f'{{"model": "m", "token_ids": [{text}]}}'.encode()
+        assert said(data, memory) == said(data)
+
+
+def written(tokens: list[int], mark: str = ", ") -> bytes:
+    return mark.join(map(str, tokens)).encode()
+
+
+def test_a_next_turn_is_read_from_the_last_whole_piece_on() -> None:
+    memory, first, second = Texts(MANY), written(LONG), written(LONG + LONG[:99])
+    one = numerals.numerals(first, 0, len(first), memory)
+    assert one is not None and one.known == 0 and one.packed(0, 9000)
+    with patch.object(numerals.np, "fromstring", wraps=numerals.np.fromstring) as reads:
+        two = numerals.numerals(second, 0, len(second), memory)
+        assert two is not None and not reads.called
+        assert two.packed(0, two.known) == array("I", LONG[: two.known]).tobytes()
+        assert not reads.called and len(first) - 2 * PIECE_BYTES < len(written(LONG[: two.known]))
+        assert two.packed(0, 9099) == array("I", LONG + LONG[:99]).tobytes()
+
+
+def test_only_what_was_read_is_remembered_and_none_is_none() -> None:
+    memory, none, text = Texts(MANY), Texts(0), written(LONG)
+    for one in (memory, none, None):
+        found = numerals.numerals(text, 0, len(text), one)
+        assert found is not None and found.packed(0, 1)
+    assert PIECE_BYTES < memory.held_bytes < 2 * PIECE_BYTES + 1000
+    assert none.held_bytes == 0
+
+
+def test_pieces_of_another_hand_are_not_put_together() -> None:
+    memory = Texts(MANY)
+    for mark in (", ", ","):
+        text = written(LONG, mark)
+        found = numerals.numerals(text, 0, len(text), memory)
+        assert found is not None and found.known == 0 and found.packed(0, 9000)
+    for one, other in ((", ", ","), (",", ", ")):
+        half = written(LONG, one)
+        end = half.find(b",", PIECE_BYTES)
+        tail = written(LONG, other)
+        for joint in (one, other):
+            mixed = half[:end] + joint.encode() + tail
+            assert numerals.numerals(mixed, 0, len(mixed), memory) is None
+    single = written(LONG)[: written(LONG).find(b",", PIECE_BYTES)]
+    for end in (b",", b", ", b", x", b",x", b",  1", b", 01", b", -1", b" ,1"):
+        assert numerals.numerals(single + end, 0, len(single + end), memory) is None
+
+
+def test_a_digest_alone_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kvplane.index.texts.xxh3_64_intdigest", lambda piece: 7)
+    memory = Texts(MANY)
+    for at in (0, 1, 0):
+        text = written(LONG[at:])
+        found = numerals.numerals(text, 0, len(text), memory)
+        assert found is not None and found.packed(0, 9000) == array("I", LONG[at:]).tobytes()
+
+
+@pytest.fixture
+def turns() -> Iterator[bytes]:
+    return (
+        json.dumps({"model": "m", "token_ids": LONG[: 8000 + at * 100]}).encode() for at in range(5)
+    )
+
+
+def test_chains_remember_texts_and_names_within_their_bytes(turns: Iterator[bytes]) -> None:
+    space, few, none = Namespace("m", 16), Chains(100_000), Chains()
+    for body in turns:
+        for chains in (few, none):
+            asked = question.read(body, 9, chains.texts)
+            assert asked.tokens is not None
+            found = chains.unrolled(asked.tokens, space)
+            assert list(found.blocks) == list(chain(json.loads(body)["token_ids"], space).blocks)
+        assert 0 < few.texts.held_bytes < few.held_bytes <= 100_000
+    assert none.held_bytes == 0
