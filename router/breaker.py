@@ -104,14 +104,12 @@ class Breaker:
         self._life = 0  # counts moves and probes: only a ticket of now counts
         self._until = 0.0  # OPEN: end of the pause; PROBING: when a lost probe gives its place back
         self._opened = 0.0
-        self._pause_s = self._quick_s = 0.0
         self._first_pauses()
         self._probing = False
         self._good = 0  # good probes in a row
         self._successes = 0  # all that were told while it was closed
         self._row, self._row_at = 0, 0  # faults in a row, and the successes before it
-        # [start, successes before it, faults]: a success moves nothing but one number
-        self._window: deque[list[float]] = deque(maxlen=BUCKETS + 1)
+        self._window: deque[list[float]] = deque(maxlen=BUCKETS + 1)  # see _step
         self._full = ALWAYS  # when the next one begins
         self.leave: Ticket | None = Ticket(0, False)  # for all while CLOSED, of this life
 
@@ -219,7 +217,7 @@ class Breaker:
         self._on_move(self, now)
 
     def _step(self, now: float) -> None:
-        """A new bucket: the last one is full, or there is none yet."""
+        """A new bucket: its begin, successes before it, faults; the last one is full."""
         self._full = now + self._settings.window_s / BUCKETS
         self._window.append([now, self._successes, 0])
 
@@ -250,7 +248,9 @@ class Breakers:
     def __init__(self, settings: BreakerSettings | None = None) -> None:
         self._settings = settings or BreakerSettings()
         self.pairs = Pairs(self._settings)
-        self.circuits = Circuits(self._made)
+        self.circuits = Circuits(
+            lambda worker: Breaker(self._settings, partial(self._moved, worker))
+        )
         self.shut: dict[Worker, Breaker] = {}  # those that are not closed: usually none
         self.on_closed: Callable[[Worker, float], None] = lambda worker, now: None
 
@@ -290,9 +290,6 @@ class Breakers:
     def states(self, now: float) -> dict[Worker, State]:
         """All circuits, for metrics and admin routes."""
         return {worker: one.state(now) for worker, one in self.circuits.items()}
-
-    def _made(self, worker: Worker) -> Breaker:
-        return Breaker(self._settings, partial(self._moved, worker))
 
     def _moved(self, worker: Worker, breaker: Breaker, now: float) -> None:
         if self.circuits.get(worker) is not breaker:
