@@ -104,6 +104,7 @@ class Breaker:
         self._life = 0  # counts moves and probes: only a ticket of now counts
         self._until = 0.0  # OPEN: end of the pause; PROBING: when a lost probe gives its place back
         self._opened = 0.0
+        self._pause_s = self._quick_s = 0.0
         self._first_pauses()
         self._probing = False
         self._good = 0  # good probes in a row
@@ -248,9 +249,7 @@ class Breakers:
     def __init__(self, settings: BreakerSettings | None = None) -> None:
         self._settings = settings or BreakerSettings()
         self.pairs = Pairs(self._settings)
-        self.circuits = Circuits(
-            lambda worker: Breaker(self._settings, partial(self._moved, worker))
-        )
+        self.circuits = Circuits(lambda who: Breaker(self._settings, partial(self._moved, who)))
         self.shut: dict[Worker, Breaker] = {}  # those that are not closed: usually none
         self.on_closed: Callable[[Worker, float], None] = lambda worker, now: None
 
