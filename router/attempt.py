@@ -71,7 +71,8 @@ class Attempt(msgspec.Struct, eq=False):
         if leg is not None and leg.complete and not self.keeps and 200 <= leg.status < 300:
             self.usage.feed(leg.take())
             if self.usage.error() is None and not self.prefill_ended:
-                self._end_prefill()
+                self.prefill_ended = True
+                self.on_prefill_end()
                 if not self.awaited:
                     return
         decode.tap = decode.relay = None
@@ -125,15 +126,12 @@ class Attempt(msgspec.Struct, eq=False):
             if self._heard_bytes > MOST_BYTES:
                 raise self._too_long()
         if leg.complete:
-            self._end_prefill()
+            self.prefill_ended = True
+            self.on_prefill_end()
             if (said := self.usage.error()) is not None:
                 raise stream_said(Side.PREFILL, self.prefill_worker, *said)
             if not self._closed:
                 self._pass_on()
-
-    def _end_prefill(self) -> None:
-        self.prefill_ended = True
-        self.on_prefill_end()
 
     def look_at_decode(self) -> None:
         """Raise where decode failed; tokens of a stream that came before go out first."""

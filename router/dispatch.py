@@ -93,8 +93,9 @@ async def dispatch(attempt: Attempt, client: Client, headers: HeaderList) -> Non
 
 async def _whole(attempt: Attempt, client: Client, headers: HeaderList) -> None:
     """The answer leaves before anything is booked: it need not wait for that."""
-    decode, theirs = attempt.decode, _begun(attempt, headers)
-    data = decode.take()
+    decode = attempt.decode
+    theirs, data, attempt.started = decode.passed_back(), decode.take(), True
+    theirs += headers
     here = client.answer(decode.status, theirs, data)
     attempt.on_start()
     if attempt.prefill is None or attempt.decode_usage is not None:
@@ -155,8 +156,11 @@ def _pass(attempt: Attempt, client: Client, listens: bool) -> None:
 def _ready(attempt: Attempt, client: Client) -> bool:
     """May the head leave? A stream at its first byte; a plain answer when it is whole, so that
     one which breaks off can still become an error, or when it is more than we hold back."""
-    _look(attempt, client)
     decode = attempt.decode
+    if decode.complete and attempt.prefill_ended and decode.status < 300 and not client.gone:
+        return True  # as most: both said all, and well
+    _look(attempt, client)
+    decode = attempt.decode  # which may have begun only now
     if not decode.status or (attempt.merge is not None and not attempt.prefill_ended):
         return False
     if decode.stream:
@@ -210,7 +214,7 @@ def _look(attempt: Attempt, client: Client) -> None:
     prefill, decode = attempt.prefill, attempt.decode
     if prefill is not None and not attempt.prefill_ended and (prefill.status or prefill.over):
         attempt.look_at_prefill()
-        decode = attempt.decode  # which may have begun only now
+        decode = attempt.decode  # another, where it could not begin before
     if decode.error is not None or decode.status >= 300:
         attempt.look_at_decode()
 

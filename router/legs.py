@@ -97,14 +97,14 @@ class Legs:
         bell: Rung | None = None,
         method: str = "POST",
         patient: bool = False,
-        calm: bool = False,
         slow: bool = False,
     ) -> Exchange:
         """Send a request now, without waiting; everything that follows is told to the exchange.
 
         `headers`: pairs, or the lines that legs_wire.header_lines made of them. `patient`: the
-        answer is no stream, so that its head may take as long as all of it. `calm`, `slow`: there.
-        Raises ValueError for a target or header that could split the request.
+        answer is no stream, so that its head may take as long as all of it. `slow`: there; nobody
+        looks at either before it is whole. Raises ValueError for a target or header that could
+        split the request.
         """
         if self.credentials.known:
             headers = self.credentials.signed(origin, headers)
@@ -115,14 +115,15 @@ class Legs:
             head = b"%b%bcontent-length: %d\r\n\r\n" % (line, headers, len(body))
         else:
             head = b"%b%b\r\n" % (line, headers)
-        now, bell, limits = self._now(), bell or Bell(), self._settings
+        now, bell, calm = self._now(), bell or Bell(), patient or slow
+        limits = self._settings
         exchange = Exchange(origin, head, body, limits, bell, patient, calm, slow, now, now, now)
         engine = self._engines.get(origin) or self._engine(origin)
         idle = engine.idle
         while idle:
             connection = idle.pop()  # the newest
             if connection.usable(now):
-                connection.send(exchange)
+                connection.send(exchange, True)
                 return exchange
             connection.abort()
         self._want(origin, engine, exchange)
@@ -188,7 +189,7 @@ class Legs:
         if exchange.over:
             self._freed(engine, connection)
         else:
-            self._give(connection, exchange)
+            self._give(connection, exchange, False)
 
     def _undone(self, origin: Origin, engine: Engine, task: asyncio.Task[None]) -> None:
         """A connect that was given up has its place back, also where it had not begun."""
@@ -196,11 +197,11 @@ class Legs:
             engine.open -= 1
             self._serve(origin, engine)
 
-    def _give(self, connection: Connection, exchange: Exchange) -> None:
+    def _give(self, connection: Connection, exchange: Exchange, reused: bool) -> None:
         del self._coming[exchange]
         exchange.on_over, exchange.waits = None, False
         exchange.since = exchange.moved_at = self._now()
-        connection.send(exchange)
+        connection.send(exchange, reused)
 
     def _context(self) -> ssl.SSLContext:
         if self._tls is None:
@@ -212,7 +213,7 @@ class Legs:
         while engine.waiters:
             exchange = engine.waiters.popleft()
             if not exchange.over:
-                self._give(connection, exchange)
+                self._give(connection, exchange, True)
                 return
         if engine.removed or len(engine.idle) >= self._settings.idle_connections:
             connection.abort()

@@ -29,7 +29,7 @@ class Connection(asyncio.Protocol):
     """One socket to one engine; carries one exchange at a time."""
 
     exchange: Exchange | None = None
-    lost = used = False
+    lost = False
     free_since = 0.0
     stale_after_s = 0.0  # how long it had idled when it turned out to be dead
     _transport: asyncio.Transport  # as soon as the connection is made
@@ -47,7 +47,7 @@ class Connection(asyncio.Protocol):
         self._settings, self._now = settings, now
         self._on_free, self._on_lost = on_free, on_lost
         self._heads = heads or Heads()
-        self.expire_s = settings.expire_s
+        self.expire_s, self._joined_bytes = settings.expire_s, settings.joined_bytes
 
     # -- towards the pool
 
@@ -55,14 +55,14 @@ class Connection(asyncio.Protocol):
         """Of one that idles: open, and not past the time after which the engine may close it."""
         return now - self.free_since < self.expire_s and not self._transport.is_closing()
 
-    def send(self, exchange: Exchange) -> None:
-        """Write the request; from now on all bytes belong to `exchange`."""
+    def send(self, exchange: Exchange, reused: bool = False) -> None:
+        """Write the request; from now on all bytes belong to `exchange`. `reused`: this connection
+        was kept."""
         assert self.exchange is None, "connection is not idle"
         self.exchange = exchange
-        exchange.line, exchange.phase = self, SENT
-        exchange.reused, self.used = self.used, True
+        exchange.line, exchange.phase, exchange.reused = self, SENT, reused
         body = exchange.body_out
-        if len(body) < self._settings.joined_bytes:
+        if len(body) < self._joined_bytes:
             self._transport.write(exchange.head_out + body)
         else:
             self._transport.writelines([exchange.head_out, body])
@@ -131,6 +131,7 @@ class Connection(asyncio.Protocol):
             exchange.finish(body)
             if paused:
                 self.resume()
+            self._parsed()
             self._free(0.0 if answer.broken or answer.glued else answer.head.kept_s)
             return
         if body:
@@ -193,8 +194,6 @@ class Connection(asyncio.Protocol):
     def _free(self, kept_s: float) -> None:
         """The message is complete and the parser has returned: only now may another follow, if the
         engine keeps the connection that long, and read the whole request before it answered."""
-        if self._answer is not None:
-            self._parsed()
         if kept_s <= 0.0 or self._transport.get_write_buffer_size():
             self._transport.abort()
         else:

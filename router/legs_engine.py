@@ -1,7 +1,7 @@
 """Leg engine: the connections of one origin, and how long it keeps them.
 
-Edge: holds open sockets, and does nothing to them. legs.py has one per engine. Open it to change what an engine teaches that
-closes idle connections sooner than we do.
+Edge: holds open sockets, and does nothing to them. legs.py has one per engine. Open it to change
+what an engine teaches that closes idle connections sooner than we do.
 """
 
 from __future__ import annotations

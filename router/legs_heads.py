@@ -22,7 +22,6 @@ END = b"\r\n\r\n"
 LENGTH = b"content-length"
 CHUNKED = b"transfer-encoding"  # the parser takes no other than chunked
 BEFORE = b"content-length: "
-NEVER = b"\n"  # never behind a length: a line ends with another byte before it
 MOST_HEADS = 512  # remembered; each is some engine's way to say 200, in one second
 MOST_BYTES = 2048  # of one
 
@@ -86,17 +85,16 @@ class Heads:
 
     def __init__(self) -> None:
         self._known: dict[bytes, Head] = {}
-        self._last = b"", 0, NEVER, NONE  # found last: before its length, how long, behind it
+        self._last = END, 0, END, NONE  # found last: before its length, how long, behind it
 
     def whole(self, data: bytes) -> tuple[Head, bytes, bytes] | None:
         """Head, length and body of an answer whose head is known and which is all of `data`."""
         before, at, behind, head = self._last
-        if not data.startswith(before) or (stop := data.find(b"\r", at)) < 0:
-            return self._another(data)
-        if not data.startswith(behind, stop):
-            return self._another(data)
-        length, body = data[at:stop], data[stop + len(behind) :]
-        return (head, length, body) if length == b"%d" % len(body) else None
+        if data.startswith(before):
+            length, found, body = data[at:].partition(behind)
+            if found and length == b"%d" % len(body):
+                return head, length, body
+        return self._another(data)
 
     def _another(self, data: bytes) -> tuple[Head, bytes, bytes] | None:
         """The same of one that is not like the last."""

@@ -53,21 +53,21 @@ UNSENT = LegSettings()  # of a leg that waits for prefill: no deadline runs
 def bind(ask: Ask, choice: Choice) -> list[Binding]:
     """A room for each prompt and sample, the first congruent to the prefill's dp rank: all, unless
     the engine counts on from it."""
-    prefill, decode, bindings = choice.prefill, choice.decode, list[Binding]()
+    prefill = choice.prefill
     if prefill is None:
-        return bindings
-    how, size = HANDOFFS[prefill.way], prefill.up.dp_size
-    host, port = prefill.bootstrap_host, prefill.up.bootstrap_port or BOOTSTRAP_PORT
-    first, second = prefill.worker, decode.worker
-    rooms: Sequence[Room] = (mint(DICE.bits63, first.dp_rank, size),)
-    if (count := how.rooms(ask)) != 1:
-        rooms = _rooms(count, how.counted and not ask.batched, first.dp_rank, size)
-    for room in rooms:
-        triple = BootstrapTriple(host, port, room)
-        bindings.append(
-            Binding(room, first, second, triple, choice.prefill_epoch, choice.decode_epoch)
-        )
-    return bindings
+        return []
+    how, rank, size = HANDOFFS[prefill.way], prefill.worker.dp_rank, prefill.up.dp_size
+    if (count := how.rooms(ask)) == 1:
+        return [_bound(choice, prefill, mint(DICE.bits63, rank, size))]
+    rooms = _rooms(count, how.counted and not ask.batched, rank, size)
+    return [_bound(choice, prefill, room) for room in rooms]
+
+
+def _bound(choice: Choice, prefill: Target, room: Room) -> Binding:
+    port = prefill.up.bootstrap_port or BOOTSTRAP_PORT
+    triple = BootstrapTriple(prefill.bootstrap_host, port, room)
+    first, second = prefill.worker, choice.decode.worker
+    return Binding(room, first, second, triple, choice.prefill_epoch, choice.decode_epoch)
 
 
 def _rooms(count: int, in_a_row: bool, rank: int, size: int) -> Sequence[Room]:
@@ -119,9 +119,8 @@ class Sending:
         cannot be told from others."""
         prefill, decode = choice.prefill, choice.decode
         how = alone(decode.up) if prefill is None else HANDOFFS[prefill.way]
-        seats = SINGLE
-        one = decode.up.dp_size == 1 and (prefill is None or prefill.up.dp_size == 1)
-        if not one or how.directory == "query":
+        seats, most = SINGLE, decode.up.dp_size if prefill is None else prefill.up.dp_size
+        if most != 1 or decode.up.dp_size != 1 or how.directory == "query":
             seats = await self._seats(how, prefill, decode)
         bodies = how.write(ask, bindings, seats)
         if self._ending:
@@ -199,8 +198,7 @@ class Sending:
         if more:
             lines += header_lines(more)
         origin, plain = Origin.parse(target.url), not ask.stream
-        calm = plain or unseen
-        return self._legs.begin(origin, ask.path, lines, body, bell, "POST", plain, calm, unseen)
+        return self._legs.begin(origin, ask.path, lines, body, bell, "POST", plain, unseen)
 
     def _keep(self, sent: Sent) -> None:
         """What prefill answers is needed."""
