@@ -167,9 +167,9 @@ class Gateway:
 
     def _tokens(self, ask: Ask) -> Prompt | Awaitable[Prompt]:
         """At once where nobody has to be asked."""
-        model, most = self.fleet.asked_for(ask.model)
-        if ask.plain and (untold := self._prompts.untold(model)) is not None:
+        if ask.plain and (untold := self._prompts.untold(ask.model)) is not None:
             return untold
+        model, most = self.fleet.asked_for(ask.model)
         long = len(ask.raw) > LONG_BYTES
         chars = most * facts.CHARS_PER_TOKEN
         prompt = self._prompts.look(ask.path, ask.body, model, chars, long)

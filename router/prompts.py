@@ -132,7 +132,8 @@ class Prompts:
         return found if isinstance(found, Prompt) else await found
 
     def untold(self, model: str) -> Prompt | None:
-        """What `look` would say of a plain chat, where it need not look: nobody tells tokens."""
+        """What `look` would say of a plain chat for a model by its own name, where it need not
+        look: nobody tells tokens. None where it has to."""
         home = self._homes.get(model)
         if home is None or home.folder or self._default:
             return None
