@@ -136,22 +136,25 @@ class Connection(asyncio.Protocol):
             return
         if body:
             exchange.got_body(body)
-        if exchange.slow or not body or answer.broken:
+        if answer.broken or not body:
             self._look(exchange, answer)
+        elif exchange.slow and self.exchange is not None and not exchange.paused:
+            self._breathe()
 
     def _look(self, exchange: Exchange, answer: Answer) -> None:
-        """More is to come, if all is well."""
+        """Can more come?"""
         if self.exchange is None:  # what came of it made somebody give it up
             return
         if fault := answer.fault(exchange.received_bytes):
             self._fail(Malformed, fault)
         elif exchange.slow and not exchange.paused and answer.head is not NONE:
-            self._reads += 1
-            if self._reads > BRISK_READS:
-                self._breathe()
+            self._breathe()
 
     def _breathe(self) -> None:
         """Nobody looks at this answer before it is whole: it is read a few times, not a hundred."""
+        self._reads += 1
+        if self._reads <= BRISK_READS:
+            return
         self.pause()
         asyncio.get_running_loop().call_later(self._breath_s, self._read_on)
         self._breath_s = min(2 * self._breath_s, MOST_BREATH_S)
