@@ -139,7 +139,7 @@ class Chooser:
         at = clock()
         steps += (AVAILABILITY, at)
         uneasy = fleet.uneasy
-        if (uneasy and now >= uneasy.again) or without or self._breakers.shut:
+        if (uneasy and (uneasy.late or now >= uneasy.again)) or without or self._breakers.shut:
             tried, then = self._left(sides, without, now)
             at = clock()
         steps += (INPUT, at)
@@ -166,8 +166,7 @@ class Chooser:
     ) -> tuple[Sequence[Target], Sequence[Target]]:
         """Those of both sides that may be asked, where somebody may be left out."""
         fleet, breakers = self._fleet, self._breakers
-        if fleet.uneasy:
-            fleet.uneasy.look(now, fleet.settings)
+        fleet.uneasy.look(now, fleet.settings)
         tried = available(sides.prefills, breakers, fleet.settings, now, without)
         if not sides.decodes:
             return tried, ()

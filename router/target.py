@@ -142,25 +142,27 @@ class Target:
 class Uneasy(set[Target]):
     """Those that may be stuck, or asked to be left alone; usually nobody, and then nobody looks."""
 
-    again = LONG_AGO  # none of them has to be left out before this
+    late = False  # one of them has to be left out
+    again = LONG_AGO  # no other one has to be before this
 
     def busy(self, target: Target, until: float) -> None:
         """It asked to be left alone until then."""
-        target.busy_until, self.again = until, LONG_AGO
+        target.busy_until, self.late = until, True
         self.add(target)
 
     def look(self, now: float, settings: FleetSettings) -> None:
-        """Let go of those that are as others again, and tell when to look next: each time while
-        one has to be left out; else so often that no silence is seen much too late."""
-        again = now + settings.stuck_s / LOOKS
+        """Let go of those that are as others again. Looked so often that no silence is seen much
+        too late, and not for each request: many may wait at each of many."""
+        if now < self.again:
+            return
+        self.late, self.again = False, now + settings.stuck_s / LOOKS
         for target in tuple(self):
             if now < target.busy_until or target.stuck(now, settings):
-                again = now
+                self.late = True
             elif target.waiting_requests < settings.stuck_requests:
                 self.discard(target)
             else:
-                again = min(again, target.quiet_since + settings.stuck_s)
-        self.again = again
+                self.again = min(self.again, target.quiet_since + settings.stuck_s)
 
 
 def bootstrap_host(up: WorkerUp) -> str:

@@ -167,18 +167,21 @@ def test_who_may_be_stuck_or_busy_is_looked_at_so_often_that_none_is_asked_too_l
     assert not uneasy, "one that waits is nothing"
     loaded(fleet, P1, 1)
 
-    def look(now: float) -> tuple[str, float]:
+    def look(now: float) -> tuple[str, bool, float]:
         uneasy.look(now, SETTINGS)
-        return " ".join(sorted(target.name for target in uneasy)), uneasy.again
+        return " ".join(sorted(target.name for target in uneasy)), uneasy.late, uneasy.again
 
-    assert look(0.0) == ("p1", 1.0)
+    assert look(0.0) == look(0.9) == ("p1", False, 1.0)
     assert busy is not None
     uneasy.busy(busy, 5.0)
-    assert uneasy.again < 0, "at once"
-    assert look(4.9) == ("p1 p2", 4.9), "each time while one is busy"
-    assert look(29.5) == ("p1", 30.0), "not later than it is stuck"
-    assert look(30.0) == ("p1", 30.0), "each time while one is stuck"
+    assert look(0.9) == ("p1 p2", True, 1.0), "at once"
+    assert look(4.9) == look(5.8) == ("p1 p2", True, 5.9)
+    assert look(5.9) == ("p1", False, 6.9)
+    assert look(29.5) == ("p1", False, 30.0), "not later than it is stuck"
+    assert look(30.0) == ("p1", True, 31.0)
     waits.release()
-    assert look(31.0) == ("", 32.0)
+    assert look(31.0) == ("", False, 32.0)
     loaded(fleet, P1, 1)
-    assert [look(now) for now in (31.5, 61.4, 61.5)] == [("p1", 32.5), ("p1", 61.5), ("p1", 61.5)]
+    assert look(31.5) == ("p1", False, 32.0)
+    assert look(32.0) == ("p1", False, 33.0), "the first look since so many wait"
+    assert [look(now)[1] for now in (61.9, 62.0)] == [False, True]
