@@ -44,13 +44,13 @@ ASKED_A_S = 5.0  # attempts that went well whose engines are asked at once: for 
 
 
 class Ended(msgspec.Struct, eq=False):
-    """One attempt whose answer is out, or which failed."""
+    """One attempt whose answer is out, or which failed, while a task has it."""
 
     attempt: Attempt
     bell: Bell
     meeting: Meeting
     account: Account  # of prefill's load, which is given back when it ended, always
-    foretold: Foretold | None = None  # to be compared with the cached tokens
+    foretold: Foretold | None  # to be compared with the cached tokens
 
 
 class Aftermath:
@@ -60,7 +60,7 @@ class Aftermath:
         self,
         legs: Legs,
         ledger: Ledger,
-        on_cached: Callable[[Ended], None] = lambda ended: None,
+        on_cached: Callable[[Meeting, Foretold | None], None] = lambda meeting, foretold: None,
         on_stage: Callable[[StageRecord], None] = lambda record: None,
         on_dropped: Callable[[], None] = lambda: None,
     ) -> None:
@@ -83,30 +83,35 @@ class Aftermath:
         """Attempts not yet done."""
         return len(self._tasks)
 
-    def begin(self, ended: Ended) -> None:
+    def begin(
+        self,
+        attempt: Attempt,
+        bell: Bell,
+        meeting: Meeting,
+        account: Account,
+        foretold: Foretold | None,
+    ) -> None:
         """Take over; returns at once. Prefill's load is given back on every path."""
-        meeting, attempt = ended.meeting, ended.attempt
         done = attempt.prefill_ended or settled(attempt)
         if done and not (meeting.sides and self._at_once(meeting)):
             meeting.actual_tokens = attempt.usage.cached_tokens()
-            if meeting.predicted_tokens is not None or ended.foretold is not None:
-                self._on_cached(ended)
-            self._finish(ended)
+            if foretold is not None or meeting.predicted_tokens is not None:
+                self._on_cached(meeting, foretold)
+            self._finish(attempt, meeting, account)
             return
         if len(self._tasks) >= MOST_TASKS:
             self._on_dropped()
             attempt.abort()
-            self._finish(ended)
+            self._finish(attempt, meeting, account)
             return
-        task = asyncio.create_task(self._run(ended))
+        task = asyncio.create_task(self._run(Ended(attempt, bell, meeting, account, foretold)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    def _finish(self, ended: Ended) -> None:
-        attempt, meeting = ended.attempt, ended.meeting
+    def _finish(self, attempt: Attempt, meeting: Meeting, account: Account) -> None:
         prefill, decode = attempt.prefill, attempt.decode
         if not attempt.prefill_ended:  # else it was given back then
-            ended.account.release(PREFILL)
+            account.release(PREFILL)
         attempt.let_go()
         meeting.decode_leg = _seen(decode)
         if prefill is not None:
@@ -127,18 +132,18 @@ class Aftermath:
         await asyncio.shield(task)
 
     async def _run(self, ended: Ended) -> None:
-        meeting = ended.meeting
+        attempt, meeting, account = ended.attempt, ended.meeting, ended.account
         try:
-            await finish_prefill(ended.attempt, ended.bell, PREFILL_S)
-            ended.account.release(PREFILL)
-            meeting.actual_tokens = ended.attempt.usage.cached_tokens()
-            self._on_cached(ended)
+            await finish_prefill(attempt, ended.bell, PREFILL_S)
+            account.release(PREFILL)
+            meeting.actual_tokens = attempt.usage.cached_tokens()
+            self._on_cached(meeting, ended.foretold)
             if meeting.sides:
                 await self.ask(meeting)
         except Exception:
             log.exception("aftermath failed request=%s action=drop", meeting.request_id)
         finally:
-            self._finish(ended)
+            self._finish(attempt, meeting, account)
 
     async def _collect(self, meeting: Meeting) -> None:
         """Ask until every engine told its stages, for at most COLLECT_S."""

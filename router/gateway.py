@@ -23,7 +23,7 @@ from kvplane.runtime import Clock, SystemClock
 from kvplane.vocabulary import Pod, StageRecord, Worker
 
 from . import facts
-from .aftermath import Aftermath, Ended
+from .aftermath import Aftermath
 from .availability import AllShut
 from .blame import LegFailed
 from .breaker import Breakers
@@ -35,10 +35,11 @@ from .errors import GatewayError, let_go
 from .evidence import Ledger
 from .evidence_shared import SharedEvidence
 from .fleet import Fleet
+from .foretold import Foretold
 from .journey import Journey, Means
 from .legs import Legs
 from .legs_wire import Origin
-from .meeting import INPUT, POOL, Trail
+from .meeting import INPUT, POOL, Meeting, Trail
 from .metrics import RouterMetrics
 from .places import Places
 from .prompts import Prompt, Prompts
@@ -278,15 +279,14 @@ class Gateway:
     def _book_restart(self, pod: Pod) -> None:
         self.metrics.restarts.labels(pod).inc()
 
-    def _book_cached(self, ended: Ended) -> None:
+    def _book_cached(self, meeting: Meeting, foretold: Foretold | None) -> None:
         """Predicted against actual, where both are known."""
-        meeting = ended.meeting
         if meeting.predicted_tokens is not None and meeting.actual_tokens is not None:
             worker = meeting.parties[0].worker
             self.metrics.predicted.of[(worker,)].value += meeting.predicted_tokens
             self.metrics.actual.of[(worker,)].value += meeting.actual_tokens
-        if ended.foretold is not None and meeting.outcome == "ok":
-            self.loop.answered(ended.foretold, meeting.actual_tokens, meeting.begun)
+        if foretold is not None and meeting.outcome == "ok":
+            self.loop.answered(foretold, meeting.actual_tokens, meeting.begun)
 
     def _book_compared(self, worker: Worker, outcome: str) -> None:
         self.metrics.comparisons.of[worker, outcome].value += 1

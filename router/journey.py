@@ -13,7 +13,7 @@ from kvplane.runtime import Clock
 
 from . import facts
 from .account import Account
-from .aftermath import Aftermath, Ended
+from .aftermath import Aftermath
 from .attempt import is_stream
 from .blame import DECODE, PREFILL, LegFailed, Side
 from .breaker import Breakers, Outcome
@@ -49,7 +49,7 @@ class Means:
         clock: Clock,
     ) -> None:
         self.fleet, self.breakers, self.ledger = fleet, breakers, ledger
-        self.sending, self.aftermath, self.looks = sending, aftermath, Looks()
+        self.sending, self.aftermath, self.looks = sending, aftermath, Looks(metrics.legs)
         self.now, self.wall = clock.now, clock.wall
         self._legs, self._opened = metrics.legs, metrics.opened
 
@@ -111,10 +111,15 @@ class Journey:
 
     def arrive(self, client: Client) -> None:
         """Give everything back; what can wait goes into the aftermath."""
-        means, meeting, account, sent = self.means, self.meeting, self.account, self.sent
-        if meeting.outcome == "open":
-            means.ledger.close(meeting, "failed", {"message": "ended by the gateway"})
-        account.close(meeting.ended or means.now(), means.count, means.opened)
+        means, meeting = self.means, self.meeting
+        account, sent = self.account, self.sent
+        if meeting.outcome == "ok" and meeting.first_byte is not None:
+            for count in self.look.served:  # circuits were told at the first byte: no more is left
+                count.value += 1
+        else:
+            if meeting.outcome == "open":
+                means.ledger.close(meeting, "failed", {"message": "ended by the gateway"})
+            account.close(meeting.ended or means.now(), means.count, means.opened)
         account.release(DECODE)
         if sent is None:
             account.release(PREFILL)
@@ -123,8 +128,8 @@ class Journey:
         attempt = sent.attempt
         if attempt.keeps and (why := means.sending.ended(sent)) and meeting.why is not None:
             meeting.why = msgspec.structs.replace(meeting.why, without_transfer=why)
-        told = self.choice.foretold
-        means.aftermath.begin(Ended(attempt, client.bell, meeting, account, told))
+        foretold = self.choice.foretold
+        means.aftermath.begin(attempt, client.bell, meeting, account, foretold)
 
     def _began(self) -> None:
         now = self.means.now()

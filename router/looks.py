@@ -16,9 +16,12 @@ import msgspec
 
 from kvplane.vocabulary import Knowledge
 
+from .blame import DECODE, PREFILL
+from .breaker import SUCCESS
 from .choice import Choice
 from .handoffs import HANDOFFS
 from .remembered import Party, Why
+from .tallies import Count, Counts
 from .target import Target
 
 BOOTSTRAP_PORT = 8998  # SGLang's default, where neither flags nor the engine tell
@@ -41,13 +44,18 @@ class Look(msgspec.Struct, frozen=True, gc=False):
     directory: tuple[str, int] | None  # of the prefill, where somebody looks there
     sides: tuple[Target, ...]  # whom stages can be asked of
     silent: tuple[str, ...]  # makers of engines that tell none
+    served: tuple[Count, ...]  # counters of its legs that went well
 
 
 class Looks(dict[Choice, Look]):
     """Those that may be asked for again, kept at first use."""
 
+    def __init__(self, legs: Counts) -> None:
+        super().__init__()
+        self._legs = legs
+
     def __missing__(self, choice: Choice) -> Look:
-        made = look(choice)
+        made = look(choice, self._legs)
         if not choice.prompt_tokens:  # else it is this request's alone
             if len(self) >= MOST_KEPT:
                 self.clear()
@@ -55,11 +63,12 @@ class Looks(dict[Choice, Look]):
         return made
 
 
-def look(choice: Choice) -> Look:
+def look(choice: Choice, legs: Counts) -> Look:
     """Made anew."""
     prefill, decode, holder = choice.prefill, choice.decode, choice.holder
     silent, told = _silent(decode.up.engine, holder.up.engine)
     both = () if prefill is None else (decode, prefill)
+    served = (legs.of[DECODE, decode.name, SUCCESS],)
     directory = None
     if prefill is not None and HANDOFFS[prefill.way].directory:  # else nobody looks there
         directory = prefill.bootstrap_host, prefill.up.bootstrap_port or BOOTSTRAP_PORT
@@ -74,6 +83,7 @@ def look(choice: Choice) -> Look:
         directory,
         tuple([one for one in both if one.up.engine in TELLING]) if told else (),
         silent,
+        served if prefill is None else (*served, legs.of[PREFILL, prefill.name, SUCCESS]),
     )
 
 

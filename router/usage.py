@@ -42,7 +42,7 @@ class _Answer(msgspec.Struct, gc=False):
     error: msgspec.Raw | None = None
 
 
-_PLAIN = msgspec.json.Decoder(_Answer)
+_read = msgspec.json.Decoder(_Answer).decode
 
 
 class Usage(msgspec.Struct):
@@ -50,14 +50,12 @@ class Usage(msgspec.Struct):
 
     _data: bytes | bytearray = b""
     _cut: bool = False
-    _read: _Answer | None = None  # of all that came, where it was looked at
 
     def feed(self, data: bytes) -> None:
         """More of the answer."""
         if not self._data:
             self._data = data  # most come whole
         else:
-            self._read = None
             if isinstance(self._data, bytes):
                 self._data = bytearray(self._data)
             self._data += data
@@ -66,12 +64,11 @@ class Usage(msgspec.Struct):
 
     def cached_tokens(self) -> int | None:
         """Summed over the prompts of a list; None where the engine did not say."""
-        if (told := self._read or self._plain()) is not None:
-            usage, meta = told.usage, told.meta_info
-            details = None if usage is None else usage.prompt_tokens_details
-            if details is not None and details.cached_tokens is not None:
-                return details.cached_tokens
-            return None if meta is None else meta.cached_tokens
+        if (told := self._plain()) is not None:
+            place = None if told.usage is None else told.usage.prompt_tokens_details
+            if place is None or place.cached_tokens is None:
+                place = told.meta_info
+            return None if place is None else place.cached_tokens
         if NAME not in self._data:
             return None
         texts = [text for text in self._texts() if NAME in text]
@@ -82,8 +79,9 @@ class Usage(msgspec.Struct):
 
     def error(self) -> tuple[str, str | None] | None:
         """Message and stage of an error event inside a 200 answer."""
-        plain = self._read or self._plain()
-        if (plain is not None and plain.error is None) or b'"error"' not in self._data:
+        if b'"error"' not in self._data:  # as in most: nothing is read while somebody waits
+            return None
+        if (plain := self._plain()) is not None and plain.error is None:
             return None
         for event in _decoded(self._texts()):
             error = event.get("error") if isinstance(event, dict) else None
@@ -99,13 +97,12 @@ class Usage(msgspec.Struct):
         """All of it, where it is one object as engines make it: most are. Else the looks below tell
         what is in it."""
         data = self._data
-        if self._cut or data[:1] != b"{":
+        if self._cut or not data.startswith(b"{"):
             return None
         try:
-            self._read = told = _PLAIN.decode(data)
+            return _read(data)
         except (msgspec.DecodeError, RecursionError):
             return None
-        return told
 
     def _texts(self) -> list[bytes]:
         """Each event, not decoded yet."""

@@ -22,6 +22,8 @@ from .tallies import Spreads
 MOST_WAITING = 256  # attempts; to count them is half a millisecond in which nobody is served
 MOST_KINDS = 1000  # of walks that are kept once for all; most gateways see four
 
+STAGES, TIMES = slice(0, None, 2), slice(1, None, 2)  # of a trail's steps
+
 Kind = tuple[tuple[Stage, ...], str]  # a walk, and how the attempt ended
 
 
@@ -49,10 +51,9 @@ class Walks:
             known.clear()
         for meeting in waiting:
             steps = tuple(meeting.steps)
-            walk, times = steps[::2], steps[1::2]
-            meeting.walk = walk = known.setdefault(walk, walk)
-            meeting.steps = times
-            rows[walk, meeting.outcome].append((*times, meeting.ended or meeting.begun))
+            walk = steps[STAGES]
+            meeting.walk, meeting.steps = known.setdefault(walk, walk), steps[TIMES]
+            rows[walk, meeting.outcome].append((*meeting.steps, meeting.ended or meeting.begun))
         for (walk, outcome), each in rows.items():
             self._count(walk, ENDS.get(outcome, "failed"), list(zip(*each, strict=True)))
 

@@ -17,9 +17,11 @@ from kvplane.router.looks import MOST_KEPT, Looks, look
 from kvplane.router.meeting import Meeting
 from kvplane.router.request import parse
 from kvplane.router.sending import bind
+from kvplane.router.tallies import Counts
 from kvplane.vocabulary import Epoch, Knowledge, Namespace, Pod, Role, Stage, Worker, WorkerUp
 
 P1, D1 = Worker(Pod("p1")), Worker(Pod("d1"))
+LEGS = Counts("legs_total", "Legs.", ("side", "worker", "outcome"))
 BODY = b'{"input_ids":[1,2,3]}'
 
 
@@ -41,11 +43,11 @@ def choice(of: Fleet, **more: Any) -> Choice:
 def met(of: Choice, **headers: str) -> Meeting:
     sent = tuple((name.encode(), value.encode()) for name, value in headers.items())
     ask = parse("/generate", BODY, "id", sent)
-    return facts.meeting(ask, of, look(of), bind(ask, of), 1, [Stage.PAIR, 2.0], 1000.0)
+    return facts.meeting(ask, of, look(of, LEGS), bind(ask, of), 1, [Stage.PAIR, 2.0], 1000.0)
 
 
 def test_a_choice_that_several_share_has_one_look_and_one_of_tokens_is_kept_by_nobody() -> None:
-    looks, house = Looks(), fleet()
+    looks, house = Looks(LEGS), fleet()
     shared, own = choice(house), choice(house, prompt_tokens=7)
     assert looks[shared] is looks[shared]
     assert looks[own] is not looks[own] and list(looks) == [shared]
@@ -62,7 +64,7 @@ def test_headers_and_the_line_say_what_the_choice_does(engine: str) -> None:
     )  # fmt: skip
     ask = parse("/generate", BODY, "id")
     bindings = bind(ask, chosen)
-    assert facts.headers(ask, look(chosen), bindings) == [
+    assert facts.headers(ask, look(chosen, LEGS), bindings) == [
         (b"x-request-id", b"id"),
         (b"x-kvplane-prefill", b"p1"),
         (b"x-kvplane-decode", b"d1"),
@@ -99,7 +101,7 @@ def test_loads_are_those_of_the_moment_of_the_choice() -> None:
 
 
 def test_facts_that_change_are_not_those_of_who_was_chosen_before() -> None:
-    house, looks = fleet(), Looks()
+    house, looks = fleet(), Looks(LEGS)
     before = looks[choice(house)]
     house.up(WorkerUp(Pod("p1"), "http://elsewhere:1", Role.PREFILL, model="tiny"))
     after = looks[choice(house)]
