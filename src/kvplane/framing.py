@@ -10,8 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE
-
 Lines = list[tuple[bytes, bytes]]
 Headers = Sequence[tuple[bytes, bytes]]
 
@@ -21,9 +19,9 @@ END = b"0\r\n\r\n"  # of a chunked body
 _line = b": ".join
 
 
-def head(status: int, lines: Headers) -> bytes:
-    """Of an answer. Raises RuntimeError for what would split it."""
-    found = b"\r\n".join((STATUS_LINE[status][:-2], *map(_line, lines))) + b"\r\n\r\n"
+def head(first: bytes, lines: Headers) -> bytes:
+    """Of an answer, by its first line, without the end of that. Raises RuntimeError for what would split it."""
+    found = b"\r\n".join((first, *map(_line, lines))) + b"\r\n\r\n"
     breaks = len(lines) + 2
     if found.count(b"\n") != breaks or found.count(b"\r") != breaks or b"\0" in found:
         raise RuntimeError("a header holds a byte that would split the answer")

@@ -14,10 +14,12 @@ from collections.abc import Callable, Mapping
 from typing import Protocol
 
 from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from kvplane.framing import BARE, CLOSE, END, Headers, Lines, chunk, head
 from kvplane.writing import Writer
 
+_FIRST = {status: line[:-2] for status, line in STATUS_LINE.items()}
 JOINED = 64 * 1024  # head and body up to this are one piece; beyond it a copy costs more
 
 
@@ -108,7 +110,7 @@ class Reply:
             self.keep_alive = False
         if not self.keep_alive:
             lines.append(CLOSE)
-        begun = head(status, lines)
+        begun = head(_FIRST[status], lines)
         self.response_started, self.awaits_100, self._bare = True, False, bare
         self._left_bytes = int(length or 0)
         return begun
