@@ -67,10 +67,11 @@ async def dispatch(attempt: Attempt, client: Client, headers: HeaderList) -> Non
                 await client.bell.wait()  # rung already where there was news
             if _ready(attempt, client):
                 break
-        if attempt.decode.complete and attempt.merge is None:  # most plain answers are here whole
-            await _whole(attempt, client, headers)
-        else:
+        if not attempt.decode.complete or attempt.merge is not None:
             await _answer(attempt, client, headers)
+        elif (left := _whole(attempt, client, headers)) is not None:
+            await client.start(attempt.decode.status, left[0])
+            await client.write(left[1], more=False)
     except Refusal as refusal:
         attempt.give_up(Side.DECODE if refusal.side is Side.PREFILL else Side.PREFILL)
         try:
@@ -91,18 +92,19 @@ async def dispatch(attempt: Attempt, client: Client, headers: HeaderList) -> Non
         raise
 
 
-async def _whole(attempt: Attempt, client: Client, headers: HeaderList) -> None:
-    """The answer leaves before anything is booked: it need not wait for that."""
+def _whole(
+    attempt: Attempt, client: Client, headers: HeaderList
+) -> tuple[HeaderList, bytes] | None:
+    """Most plain answers are here whole, and leave before anything is booked: it need not wait for
+    that. Head and body, where the client has to be waited for."""
     decode = attempt.decode
     theirs, data, attempt.started = decode.passed_back(), decode.take(), True
     theirs += headers
-    here = client.answer(decode.status, theirs, data)
+    left = None if client.answer(decode.status, theirs, data) else (theirs, data)
     attempt.on_start()
     if attempt.prefill is None or attempt.decode_usage is not None:
         _listen(attempt, data)
-    if not here:
-        await client.start(decode.status, theirs)
-        await client.write(data, more=False)
+    return left
 
 
 async def _answer(attempt: Attempt, client: Client, headers: HeaderList) -> None:

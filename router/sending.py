@@ -29,11 +29,11 @@ from .choice import Choice
 from .errands import Errands
 from .facts import BOOTSTRAP_PORT
 from .fleet import Fleet
-from .handoffs import HANDOFFS, SINGLE, Bodies, Handoff, Headers, Seats, alone, way
+from .handoffs import HANDOFFS, SINGLE, Bodies, Handoff, Seats, alone, way
 from .handovers import Handovers
 from .legs import Legs
 from .legs_errors import Aborted, Stale
-from .legs_exchange import Bell, Exchange, Rung
+from .legs_exchange import Bell, Exchange
 from .legs_settings import LegSettings
 from .legs_wire import FORWARDED, Origin, forwarded, header_lines
 from .logprobs import Merge
@@ -126,14 +126,18 @@ class Sending:
         if self._ending:
             await self._free(bodies.rids)
         lines = b"x-request-id: %b\r\n%b" % (ask.request_id.encode(), shared_lines(ask))
+        begin, path, plain = self._legs.begin, ask.path, not ask.stream
         first: Exchange | None = None
         if prefill is not None and bodies.prefill is not None:  # it has to work before decode can
-            more, body = bodies.prefill_headers, bodies.prefill
-            first = self._leg(ask, prefill, lines, more, body, bell, True)
+            told = lines + header_lines(more) if (more := bodies.prefill_headers) else lines
+            origin = Origin.parse(prefill.url)  # nobody looks at its answer before it is whole
+            first = begin(origin, path, told, bodies.prefill, bell, "POST", plain, True)
+        origin = Origin.parse(decode.url)
         if bodies.decode is None:
-            second = Exchange(Origin.parse(decode.url), b"", b"", UNSENT, bell)
+            second = Exchange(origin, b"", b"", UNSENT, bell)
         else:
-            second = self._leg(ask, decode, lines, bodies.decode_headers, bodies.decode, bell)
+            told = lines + header_lines(more) if (more := bodies.decode_headers) else lines
+            second = begin(origin, path, told, bodies.decode, bell, "POST", plain)
         attempt = Attempt(second, decode.name, first, "" if prefill is None else prefill.name)
         sent = Sent(self, ask, prefill, decode, bodies, lines, choice.prompt_tokens, attempt)
         if bodies.rids or first is not None:
@@ -184,22 +188,6 @@ class Sending:
                         if (heard := self._ending.get((rid, side))) is not None:
                             await asyncio.shield(heard)
 
-    def _leg(
-        self,
-        ask: Ask,
-        target: Target,
-        lines: bytes,
-        more: Headers,
-        body: bytes,
-        bell: Rung,
-        unseen: bool = False,
-    ) -> Exchange:
-        """`unseen`: nobody looks at its answer before it is whole, as at no answer but a stream."""
-        if more:
-            lines += header_lines(more)
-        origin, plain = Origin.parse(target.url), not ask.stream
-        return self._legs.begin(origin, ask.path, lines, body, bell, "POST", plain, unseen)
-
     def _keep(self, sent: Sent) -> None:
         """What prefill answers is needed."""
         attempt, bodies = sent.attempt, sent.bodies
@@ -209,10 +197,11 @@ class Sending:
         if (then := bodies.then) is not None:
 
             def follow(answer: bytes) -> Exchange:
-                second = then(answer)
+                second, ask, bell = then(answer), sent.ask, attempt.decode.bell
                 attempt.without = second.without
-                more, bell = bodies.decode_headers, attempt.decode.bell
-                return self._leg(sent.ask, sent.decode, sent.lines, more, second.body, bell)
+                origin, told = Origin.parse(sent.decode.url), header_lines(bodies.decode_headers)
+                told, plain = sent.lines + told, not ask.stream
+                return self._legs.begin(origin, ask.path, told, second.body, bell, "POST", plain)
 
             attempt.follow = follow
 
