@@ -42,13 +42,14 @@ class _Stake(msgspec.Struct, eq=False, gc=False):
 class Account:
     """Load and circuits of one attempt."""
 
-    _decode: _Stake | None = None
-    _prefill: _Stake | None = None
-    _told = False  # success was booked already
-    without: tuple[Worker, ...] = ()  # who is left out of the next attempt
+    __slots__ = ("_breakers", "_decode", "_fleet", "_prefill", "_told", "without")
 
     def __init__(self, fleet: Fleet, breakers: Breakers) -> None:
         self._fleet, self._breakers = fleet, breakers
+        self._decode: _Stake | None = None
+        self._prefill: _Stake | None = None
+        self._told = False  # success was booked already
+        self.without: tuple[Worker, ...] = ()  # who is left out of the next attempt
 
     def take(self, side: Side, target: Target, tokens: int, now: float) -> None:
         """Leave to send, and load until `release`."""
