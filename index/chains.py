@@ -7,8 +7,8 @@ how much.
     seed -> page of 64 blocks -> its last name -> page of 64 blocks -> ... -> the rest, hashed
             remembered: names as they were        new: hashed, remembered
 
-A page is found by a digest of its tokens, then compared with them. Where tokens are JSON still,
-their text was remembered as well (texts.py), or they are new to us, and so are their names.
+A page is found by a digest of its tokens, then compared with them. Where tokens are JSON still, the
+pieces of their text stand for pages (numerals.py): who knows the text need not look at the tokens.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Chains:
         whole = len(packed) // step * step if step > 0 else 0
         if extra or not whole or not self._shelf.most_bytes:
             found = chain(bytes(packed), namespace, extra)
-            self._count(0, len(found.blocks))
+            self._count("hashed", len(found.blocks))
             return found
         parent, blocks = seed(namespace), list[BlockHash]()
         recalled = 0
@@ -73,69 +73,83 @@ class Chains:
                 blocks += names
             parent = blocks[-1]
         blocks += extend(parent, bytes(packed[whole:]), size)
-        self._count(recalled, len(blocks) - recalled)
+        self._count("recalled", recalled)
+        self._count("hashed", len(blocks) - recalled)
         return PrefixChain(namespace, tuple(blocks), len(packed) // 4)
 
     def unrolled(
         self, tokens: Tokens, namespace: Namespace, extra: Mapping[int, Sequence[str]] | None = None
     ) -> PrefixChain:
         """As chain(), but a block is named when somebody looks at it or beyond. For one thread."""
-        row = tokens if isinstance(tokens, Numerals) else _Packed(tokens)
-        count, size = len(row), namespace.block_size
+        row, size = tokens if isinstance(tokens, Numerals) else pack(tokens), namespace.block_size
+        count = len(row) if isinstance(row, Numerals) else len(row) // 4
         if extra or size < 1 or count <= PAGE_BLOCKS * size:
             return self.chain(tokens, namespace, extra)  # hardly more than a look would name
-        blocks = Unrolled(count // size, self._pages(seed(namespace), row, size))
+        if isinstance(row, Numerals):
+            pages = self._pieces(seed(namespace), row, size)
+        else:
+            pages = self._pages(seed(namespace), row, size)
+        blocks = Unrolled(count // size, pages)
         # A row like the tuple it stands for, as far as anybody asks it who does not change it.
         return PrefixChain(namespace, cast("tuple[BlockHash, ...]", blocks), count)
 
-    def _pages(self, parent: int, row: Numerals | _Packed, size: int) -> Iterator[Sequence[int]]:
+    def _pages(self, parent: int, packed: memoryview, size: int) -> Iterator[Sequence[int]]:
         """Pages that are remembered; others in strides, as far as anybody wants them."""
-        many, remembers = len(row) // size, self._shelf.most_bytes > 0
-        for start in range(0, many, PAGE_BLOCKS):
-            end = start + PAGE_BLOCKS
-            if remembers and end <= many and row.known > start * size:
-                known = self._recalled(parent, row.packed(start * size, end * size), size)
-                if known is not None:
-                    self._count(PAGE_BLOCKS, 0)
-                    yield known
-                    parent = known[-1]
-                    continue
-            above, page = parent, array("Q")
-            for at in range(start, min(end, many), STRIDE_BLOCKS):
-                tokens = row.packed(at * size, min(at + STRIDE_BLOCKS, many) * size)
-                names = chained(parent, tokens, size)
-                self._count(0, len(names))
+        step, remembers = 4 * size, self._shelf.most_bytes > 0
+        last = len(packed) // step * step
+        for start in range(0, last, PAGE_BLOCKS * step):
+            page, above = bytes(packed[start : min(start + PAGE_BLOCKS * step, last)]), parent
+            whole = remembers and len(page) == PAGE_BLOCKS * step
+            names = self._recalled(above, page, size) if whole else None
+            if names is not None:
+                self._count("recalled", len(names))
                 yield names
-                parent = names[-1]
-                page.extend(names)
-            if remembers and end <= many:
-                self._remember(above, row.packed(start * size, end * size), size, page)
+            else:
+                names = array("Q")
+                yield from self._strides(above, page, size, names)
+                if whole:
+                    self._remember(above, page, size, names)
+            parent = names[-1]
 
-    def _recalled(self, parent: int, page: bytes | bytearray, size: int) -> array[int] | None:
+    def _pieces(self, parent: int, row: Numerals, size: int) -> Iterator[Sequence[int]]:
+        """The same along pieces of text; a block has its name from that in which it ends."""
+        step, left = 4 * size, b""  # of the block that is not whole yet
+        for piece in row.pieces():
+            key, named, packed = (parent, size, left), piece.named, piece.packed
+            rest = (len(left) + len(packed)) % step
+            if named is not None and named[0] == key:
+                names = named[1]
+                self._count("recalled", len(names))
+                yield names
+            else:
+                names, packed = array("Q"), left + packed
+                yield from self._strides(parent, packed[: len(packed) - rest], size, names)
+                if 8 * len(names) <= piece.room:
+                    piece.named = key, names  # of one chain: most have one, and it is soon made
+            left = (left + piece.packed[-step:])[-rest:] if rest else b""
+            parent = names[-1] if names else parent
+
+    def _strides(
+        self, parent: int, packed: bytes, size: int, names: array[int]
+    ) -> Iterator[Sequence[int]]:
+        """What nobody remembers, to be written down in `names` as well."""
+        stride = STRIDE_BLOCKS * 4 * size
+        for start in range(0, len(packed), stride):
+            some = chained(parent, packed[start : start + stride], size)
+            self._count("hashed", len(some))
+            yield some
+            names.extend(some)
+            parent = some[-1]
+
+    def _recalled(self, parent: int, page: bytes, size: int) -> array[int] | None:
         """Names of its blocks, where they are known."""
         held = self._shelf.one((parent, size, xxh3_64_intdigest(page)))
         return held[1] if held is not None and held[0] == page else None
 
-    def _remember(self, parent: int, page: bytes | bytearray, size: int, names: array[int]) -> None:
+    def _remember(self, parent: int, page: bytes, size: int, names: array[int]) -> None:
         key = parent, size, xxh3_64_intdigest(page)
-        self._shelf.put(key, (bytes(page), names), len(page) + 8 * len(names))
+        self._shelf.put(key, (page, names), len(page) + 8 * len(names))
 
-    def _count(self, recalled: int, hashed: int) -> None:
+    def _count(self, source: str, many: int) -> None:
         with self._lock:
-            self.blocks["recalled"] += recalled
-            self.blocks["hashed"] += hashed
-
-
-class _Packed:
-    """Numbers that are there already."""
-
-    def __init__(self, tokens: Tokens) -> None:
-        self._packed = pack(tokens)
-        self.known = len(self._packed) // 4
-
-    def __len__(self) -> int:
-        return self.known
-
-    def packed(self, start: int, stop: int) -> bytes:
-        """Numbers start..stop-1."""
-        return bytes(self._packed[4 * start : 4 * stop])
+            self.blocks[source] += many

@@ -87,9 +87,7 @@ def _extend(parent: int, packed: memoryview, block_size: int, extra: Extra) -> l
     return found + chained(parent, rest, block_size)
 
 
-def chained(
-    parent: int, packed: bytes | bytearray | memoryview, block_size: int
-) -> list[BlockHash]:
+def chained(parent: int, packed: bytes | memoryview, block_size: int) -> list[BlockHash]:
     """As extend(), of what is whole blocks already."""
     digest = xxh3_64_intdigest
     # Cut up in one go: a slice for each block would cost as much as its hash.

@@ -12,6 +12,8 @@ change what such a look accepts.
 
 from __future__ import annotations
 
+from array import array
+from collections.abc import Iterator
 from typing import Protocol
 
 import numpy as np
@@ -25,49 +27,71 @@ Letters = npt.NDArray[np.uint8]
 Truths = npt.NDArray[np.bool_]
 
 
+class Piece:
+    """Some numbers of a list, and which names the blocks have that end in it: of one chain."""
+
+    __slots__ = ("named", "packed", "text")
+
+    def __init__(self, text: bytes, packed: bytes) -> None:
+        self.text, self.packed = text, packed  # the same as little-endian u32
+        self.named: tuple[tuple[int, int, bytes], array[int]] | None = None  # see chains.py
+
+    @property
+    def room(self) -> int:
+        """Bytes for names: of blocks of 4 tokens and more."""
+        return len(self.packed) // 2
+
+    @property
+    def bytes(self) -> int:
+        """All that it may need."""
+        return len(self.text) + len(self.packed) + self.room
+
+
 class Memory(Protocol):
     """What is needed of one who remembers pieces of such texts; texts.py offers it."""
 
-    def get(self, piece: bytes, step: int) -> bytes | None: ...  # its numbers, if it is known
+    def get(self, text: bytes, step: int) -> Piece | None: ...
 
-    def put(self, piece: bytes, step: int, packed: bytes) -> None: ...
+    def put(self, piece: Piece, step: int) -> None: ...
 
 
 class Numerals:
     """Of one prompt. Not for several threads at a time."""
 
-    __slots__ = ("_at", "_count", "_last", "_memory", "_read", "_step", "_text", "known")
+    __slots__ = ("_at", "_count", "_found", "_last", "_memory", "_step", "_text")
 
     def __init__(
-        self, text: bytes, rest: tuple[int, int, int], known: bytearray, count: int,
+        self, text: bytes, rest: tuple[int, int, int], known: list[Piece], count: int,
         memory: Memory | None,
     ) -> None:  # fmt: skip
         self._text, (self._at, self._last, self._step) = text, rest
-        self._read, self.known = known, len(known) // 4  # as little-endian u32; how many of them
-        self._count, self._memory = count, memory
+        self._found, self._count, self._memory = known, count, memory
 
     def __len__(self) -> int:
         return self._count
 
-    def packed(self, start: int, stop: int) -> bytearray:
-        """Numbers start..stop-1, or those of them that there are, as little-endian u32."""
-        read = self._read
-        while len(read) < 4 * stop and self._at < self._last:
-            read += self._next()
-        return read[4 * start : 4 * stop]
+    def pieces(self) -> Iterator[Piece]:
+        """All of it in order; what nobody knows is read when it is asked for."""
+        yield from self._found
+        while self._at < self._last:
+            yield self._next()
 
-    def _next(self) -> bytes:
-        text, at = self._text, self._at
-        end = text.find(b",", at + PIECE_BYTES, self._last)
-        piece = text[at : end if end >= 0 else self._last]
-        packed = np.fromstring(piece, "<u4", sep=",").tobytes()
-        if end < 0:
-            self._at = self._last
-        else:
-            self._at = end + self._step
-            if self._memory is not None:
-                self._memory.put(piece, self._step, packed)
-        return packed
+    def packed(self, start: int, stop: int) -> bytes:
+        """Numbers start..stop-1, or those of them that there are, as little-endian u32."""
+        many = sum(len(piece.packed) for piece in self._found)
+        while many < 4 * stop and self._at < self._last:
+            many += len(self._next().packed)
+        return b"".join(piece.packed for piece in self._found)[4 * start : 4 * stop]
+
+    def _next(self) -> Piece:
+        end = self._text.find(b",", self._at + PIECE_BYTES, self._last)
+        text = self._text[self._at : end if end >= 0 else self._last]
+        piece = Piece(text, np.fromstring(text, "<u4", sep=",").tobytes())
+        self._at = end + self._step if end >= 0 else self._last
+        if end >= 0 and self._memory is not None:
+            self._memory.put(piece, self._step)
+        self._found.append(piece)
+        return piece
 
 
 def numerals(text: bytes, first: int, last: int, memory: Memory | None = None) -> Numerals | None:
@@ -92,21 +116,24 @@ def numerals(text: bytes, first: int, last: int, memory: Memory | None = None) -
         return None
     if _long(digit):
         return None
-    return Numerals(text, (at, last, step), known, len(known) // 4 + commas + 1, memory)
+    count = sum(len(piece.packed) for piece in known) // 4 + commas + 1
+    return Numerals(text, (at, last, step), known, count, memory)
 
 
-def _known(text: bytes, first: int, last: int, memory: Memory | None) -> tuple[int, int, bytearray]:
+def _known(
+    text: bytes, first: int, last: int, memory: Memory | None
+) -> tuple[int, int, list[Piece]]:
     """Where the first piece begins that nobody remembers, how far the end of a number is from the
-    next, and the numbers before."""
+    next, and the pieces before."""
     behind = text.find(b",", first, last) + 1
-    at, step, read = first, 2 if text[behind : behind + 1] == b" " else 1, bytearray()
+    at, step, known = first, 2 if text[behind : behind + 1] == b" " else 1, list[Piece]()
     while memory is not None and (end := text.find(b",", at + PIECE_BYTES, last)) >= 0:
-        packed = memory.get(text[at:end], step)
-        if packed is None or (step == 2 and text[end + 1 : end + 2] != b" "):
+        piece = memory.get(text[at:end], step)
+        if piece is None or (step == 2 and text[end + 1 : end + 2] != b" "):
             break
-        read += packed
+        known.append(piece)
         at = end + step
-    return at, step, read
+    return at, step, known
 
 
 def _begun(letters: Letters, comma: Truths, digit: Truths, step: int) -> bool:

@@ -17,7 +17,7 @@ from xxhash import xxh3_64_intdigest
 
 from kvplane.recall import Shelf
 
-Piece = tuple[bytes, bytes]  # numbers as text, the same as little-endian u32
+from .numerals import Piece
 
 
 class Texts:
@@ -31,12 +31,12 @@ class Texts:
         """Of the pieces that are remembered now."""
         return self._shelf.bytes
 
-    def get(self, piece: bytes, step: int) -> bytes | None:
-        """Its numbers, little-endian u32; `step` bytes are from the end of one to the next."""
-        held = self._shelf.one((xxh3_64_intdigest(piece), step))
-        return held[1] if held is not None and held[0] == piece else None
+    def get(self, text: bytes, step: int) -> Piece | None:
+        """What was read of this text; `step` bytes are from the end of a number to the next."""
+        held = self._shelf.one((xxh3_64_intdigest(text), step))
+        return held if held is not None and held.text == text else None
 
-    def put(self, piece: bytes, step: int, packed: bytes) -> None:
-        """Remember it."""
-        key = xxh3_64_intdigest(piece), step
-        self._shelf.put(key, (piece, packed), len(piece) + len(packed))
+    def put(self, piece: Piece, step: int) -> None:
+        """Remember it, with room for the names of its blocks."""
+        key = xxh3_64_intdigest(piece.text), step
+        self._shelf.put(key, piece, piece.bytes)
