@@ -1,8 +1,8 @@
 """Target: one worker as policies see it: facts, health, load.
 
 Pure: time is an argument. fleet.py makes Targets and moves their pulse; a Booking is the load of
-one leg. Open it to change what makes a worker usable, how its load is counted, or how one that is
-new or back takes load gradually.
+one leg. Open it to change what makes a worker usable, how its load is counted, how one that is
+new or back takes load gradually, or how often those that may be stuck are looked at.
 """
 
 from __future__ import annotations

@@ -239,6 +239,7 @@ def walk(signs: str) -> str:
     for sign in signs:
         beat(pulse, sign == "+", 0.0, "slow", settings)
         shown += "H" if pulse.healthy else "U"
+        assert pulse.sound == (pulse.healthy and sign == "+"), "else an answer is told to the fleet"
     return shown
 
 
