@@ -85,7 +85,7 @@ class Desk:
         try:
             data = self._bounded(cycle.take())
             loaded(self._follower)
-            asked = _read(cycle.headers, _query(cycle), data, self._settings.most_hashes)
+            asked = self._read(cycle.headers, _query(cycle), data)
             if asked.text is not None:
                 return self._later(cycle, asked)
             status, body = 200, self._found(asked)
@@ -107,8 +107,8 @@ class Desk:
             loaded(self._follower)
             large = len(data) > IN_THREAD_BYTES
             if asked is None:
-                reading = told, query, data, self._settings.most_hashes
-                asked = await asyncio.to_thread(_read, *reading) if large else _read(*reading)
+                read, body = self._read, (told, query, data)
+                asked = await asyncio.to_thread(read, *body) if large else read(*body)
             if asked.text is not None:
                 tokens = await self._tokens(asked.text)
                 asked = msgspec.structs.replace(asked, tokens=tokens)
@@ -120,6 +120,15 @@ class Desk:
             return 200, self._told(chains, asked, seen, begun)
         except (Refusal, BadValue) as error:
             return refused(error)
+
+    def _read(self, told: Told, query: bytes, data: bytes) -> question.Question:
+        most = self._settings.most_hashes
+        for name, value in told:
+            if name == b"content-type":
+                packed = _PACKED.get(value.lower().partition(b";")[0].rstrip())
+                if packed is not None:
+                    return packed(data, query.decode("latin-1"), most)
+        return question.read(data, most, self._chains.texts)
 
     def _found(self, asked: question.Question) -> bytes:
         begun, (asked, sizes, seen) = self._clock.now(), self._meant(asked)
@@ -251,15 +260,6 @@ _PACKED = {
     question.PACKED.encode(): question.read_packed,
     question.PACKED_TOKENS.encode(): question.read_packed_tokens,
 }
-
-
-def _read(told: Told, query: bytes, data: bytes, most_hashes: int) -> question.Question:
-    for name, value in told:
-        if name == b"content-type":
-            packed = _PACKED.get(value.lower().partition(b";")[0].rstrip())
-            if packed is not None:
-                return packed(data, query.decode("latin-1"), most_hashes)
-    return question.read(data, most_hashes)
 
 
 def _masked(chain: PrefixChain) -> PrefixChain:
