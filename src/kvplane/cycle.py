@@ -27,13 +27,12 @@ FAULTS = {500: b"Internal Server Error", 503: b"Service Unavailable"}  # an app 
 class Cycle(Reply):
     """From the end of a request's head to the end of its answer."""
 
-    _news = False
-    _waiter: asyncio.Future[None] | None = None
+    __slots__ = ("_news", "_waiter", "headers", "url")
 
     def __init__(self, line: Line, method: bytes, url: bytes, version: str, headers: Lines) -> None:
-        self._line, self.method, self.url = line, method, url
-        self.version, self.headers = version, headers  # names in small letters
-        self._parts = []
+        super().__init__(line, method, version)
+        self.url, self.headers, self._news = url, headers, False  # names in small letters
+        self._waiter: asyncio.Future[None] | None = None
 
     def begin(self, answer: Direct) -> Awaitable[None] | None:
         """Have it answered; what is to be waited for is for run()."""

@@ -20,7 +20,8 @@ _line = b": ".join
 
 
 def head(first: bytes, lines: Headers) -> bytes:
-    """Of an answer, by its first line, without the end of that. Raises RuntimeError for what would split it."""
+    """Of an answer; `first` is its first line, without the end of that. Raises RuntimeError for
+    what would split it."""
     found = b"\r\n".join((first, *map(_line, lines))) + b"\r\n\r\n"
     breaks = len(lines) + 2
     if found.count(b"\n") != breaks or found.count(b"\r") != breaks or b"\0" in found:

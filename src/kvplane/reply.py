@@ -39,18 +39,22 @@ class Line(Protocol):
 class Reply:
     """Of one request. Subclasses wake whoever waits for the end, where somebody may."""
 
-    # What most requests leave as it is: nothing is written for it.
-    keep_alive = more_body = True
-    awaits_100 = disconnected = response_started = response_complete = False
-    size = 0  # what parts of the body that are not taken yet cost to keep
-    _left_bytes = 0  # of the length that was told
-    _bare = _chunked = _endless = False
-    _leave: Callable[[], None] | None = None
+    # Slots and stores: what a class has instead is slower to read than all of it is to write.
+    __slots__ = (
+        "_bare", "_chunked", "_endless", "_leave", "_left_bytes", "_line", "_parts", "awaits_100",
+        "disconnected", "keep_alive", "method", "more_body", "response_complete",
+        "response_started", "size", "version",
+    )  # fmt: skip
 
-    _line: Line
-    _parts: list[bytes]  # of the body, not taken yet
-    method: bytes
-    version: str
+    def __init__(self, line: Line, method: bytes, version: str) -> None:
+        self._line, self.method, self.version = line, method, version
+        self._parts: list[bytes] = []  # of the body, not taken yet
+        self.size = self._left_bytes = 0  # what they cost to keep; of the length that was told
+        self.keep_alive = self.more_body = True
+        self.awaits_100 = self.disconnected = False
+        self.response_started = self.response_complete = False
+        self._bare = self._chunked = self._endless = False
+        self._leave: Callable[[], None] | None = None
 
     def _wake(self) -> None:
         """The answer is over."""
