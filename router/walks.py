@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from operator import sub
+from operator import attrgetter, sub
 
 from kvplane.vocabulary import Stage
 
@@ -23,6 +23,7 @@ MOST_WAITING = 256  # attempts; to count them is half a millisecond in which nob
 MOST_KINDS = 1000  # of walks that are kept once for all; most gateways see four
 
 STAGES, TIMES = slice(0, None, 2), slice(1, None, 2)  # of a trail's steps
+BEGUN, ENDED = attrgetter("steps"), attrgetter("ended")  # of one that is over
 
 Kind = tuple[tuple[Stage, ...], str]  # a walk, and how the attempt ended
 
@@ -45,7 +46,7 @@ class Walks:
     def fold(self) -> None:
         """Count those that wait."""
         waiting, known = self._waiting[:], self._known
-        rows: dict[Kind, list[tuple[float, ...]]] = defaultdict(list)
+        rows: dict[Kind, list[Meeting]] = defaultdict(list)
         del self._waiting[: len(waiting)]
         if len(known) > MOST_KINDS:
             known.clear()
@@ -53,11 +54,12 @@ class Walks:
             steps = tuple(meeting.steps)
             walk = steps[STAGES]
             meeting.walk, meeting.steps = known.setdefault(walk, walk), steps[TIMES]
-            rows[walk, meeting.outcome].append((*meeting.steps, meeting.ended or meeting.begun))
+            rows[walk, meeting.outcome].append(meeting)
         for (walk, outcome), each in rows.items():
-            self._count(walk, ENDS.get(outcome, "failed"), list(zip(*each, strict=True)))
+            self._count(walk, ENDS.get(outcome, "failed"), each)
 
-    def _count(self, walk: Sequence[Stage], outcome: str, columns: list[tuple[float, ...]]) -> None:
+    def _count(self, walk: Sequence[Stage], outcome: str, each: list[Meeting]) -> None:
+        columns = [*zip(*map(BEGUN, each), strict=True), [*map(ENDED, each)]]
         for at, stage in enumerate(walk):
             ended = outcome if at == len(walk) - 1 else "ok"
             self._spreads.of[stage, ended].observe_all(map(sub, columns[at + 1], columns[at]))
