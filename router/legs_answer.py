@@ -11,7 +11,7 @@ from __future__ import annotations
 import httptools
 
 from .legs_chunks import closed
-from .legs_heads import END, NONE, Head, Pairs, read
+from .legs_heads import CHUNKED, END, LENGTH, NONE, Head, Pairs, read
 from .legs_settings import LegSettings
 
 SLACK = 8192  # bytes of status lines and 1xx heads, on top of the cap of the head itself
@@ -112,10 +112,11 @@ class Answer:
     def _check_length(self, status: int) -> None:
         """How the body ends. The parser refuses two lengths, and a length with chunks."""
         told = dict(self._headers)
-        for name, value in self._headers:
-            if name == b"transfer-encoding" and value.strip().lower() != b"chunked":
-                raise BadAnswer(f"transfer-encoding {value[:40]!r}: only chunked is understood")
-        framed = b"content-length" in told or b"transfer-encoding" in told
+        if CHUNKED in told:
+            for name, value in self._headers:
+                if name == CHUNKED and value.strip().lower() != b"chunked":
+                    raise BadAnswer(f"transfer-encoding {value[:40]!r}: only chunked is understood")
+        framed = CHUNKED in told or LENGTH in told
         self.until_close = not framed and status not in (204, 304)
 
     def on_message_complete(self) -> None:

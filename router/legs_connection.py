@@ -114,7 +114,7 @@ class Connection(asyncio.Protocol):
         self._breath_s, self._reads = self._settings.breath_s, 0
         exchange.phase = Phase.HEAD
         self._read(exchange, answer, data)
-        if answer.head is not NONE:
+        if answer.head is not NONE and not answer.head.chunked:
             self._heads.learn(data, answer.head)
 
     def _read(self, exchange: Exchange, answer: Answer, data: bytes) -> None:
