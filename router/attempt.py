@@ -69,8 +69,9 @@ class Attempt(msgspec.Struct, eq=False):
         no part of decode's answer passes before somebody looked."""
         leg, decode = self.prefill, self.decode
         if leg is not None and leg.complete and not self.keeps and 200 <= leg.status < 300:
-            self.usage.feed(leg.take())
-            if self.usage.error() is None and not self.prefill_ended:
+            usage = self.usage
+            usage.feed(leg.take())
+            if usage.error() is None and not self.prefill_ended:
                 self.prefill_ended = True
                 self.on_prefill_end()
                 if not self.awaited:

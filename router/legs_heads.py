@@ -105,9 +105,8 @@ class Heads:
         head = self._known.get(before + behind, NONE)
         if head is NONE:
             return None
-        self._last = before, at, behind, head
-        length, body = data[at:stop], data[end:]
-        return (head, length, body) if length == b"%d" % len(body) else None
+        self._last, length = (before, at, behind, head), data[at:stop]
+        return (head, length, data[end:]) if length == b"%d" % (len(data) - end) else None
 
     def learn(self, data: bytes, head: Head) -> None:
         """Remember what the parser made of the begin of `data`, if its bytes say where it ends and
