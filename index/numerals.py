@@ -100,7 +100,7 @@ def numerals(text: bytes, first: int, last: int, memory: Memory | None = None) -
     if at >= last or text[at] < _ZERO:
         return None
     letters = np.frombuffer(text, np.uint8, last - at, at)
-    if letters.max() > _NINE:
+    if _many(letters > _NINE):
         return None
     comma, digit = letters == _COMMA, letters >= _ZERO
     commas = _many(comma)
@@ -151,8 +151,9 @@ def _long(digit: Truths) -> bool:
     even = len(digit) // 2 * 2
     two = digit[:even].view(np.uint16) == _TWO
     four = two[1:] & two[:-1]
-    return bool((four[2:] & four[:-2]).any())
+    return _many(four[2:] & four[:-2]) > 0
 
 
 def _many(truths: Truths) -> int:
+    """How many are True; numpy's own any() and max() take three times as long to begin."""
     return int(np.count_nonzero(truths))
