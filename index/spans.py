@@ -18,9 +18,16 @@ import sys
 from array import array
 from binascii import Error, unhexlify
 
+import numpy as np
+
 FAR_BYTES = 4096  # from the beginning of the body to the beginning of its list, at most
 
 _LIST = re.compile(rb'"(token_ids|block_hashes)"\s*:\s*\[')
+_BETWEEN = (b", ", b",")
+_NAMES = {  # by what stands between two of them
+    between: np.dtype([("digits", "V16"), ("frame", f"V{2 + len(between)}")])
+    for between in _BETWEEN
+}
 
 
 def cut(data: bytes) -> tuple[str, bytes, int, int] | None:
@@ -40,19 +47,16 @@ def hexes(text: bytes) -> array[int] | None:
     """Numbers of 16 hex digits in quotes, as json.dumps or JSON.stringify write them; None where
     it is for the plain way."""
     between = b", " if text[18:20] == b", " else b","
-    step, frame = 18 + len(between), b'"%b"' % between
-    many, odd = divmod(len(text) + len(between), step)
-    if odd or text[:1] != b'"' or text[-1:] != b'"':
+    row, frame = _NAMES[between], b'"%b"' % between
+    if text[:1] != b'"' or (len(text) + len(between)) % row.itemsize:
         return None
-    # Where two names part is a quote, a comma and so on, each as far from the next as they are ...
-    for at, letter in enumerate(frame, 17):
-        if text[at:-1:step] != bytes((letter,)) * (many - 1):
-            return None
+    rows = np.frombuffer(text[1:] + frame[1:], row)  # each is 16 digits, and what parts two names
+    if rows["frame"].tobytes() != frame * len(rows):
+        return None
     try:
-        packed = unhexlify(text.translate(None, frame))  # ... and nowhere else, or too few are left
+        return numbers(unhexlify(rows["digits"].tobytes()), "big")
     except Error:  # a letter that is no digit
         return None
-    return numbers(packed, "big") if len(packed) == 8 * many else None
 
 
 def numbers(packed: bytes, order: str) -> array[int]:
