@@ -49,7 +49,7 @@ class Means:
         clock: Clock,
     ) -> None:
         self.fleet, self.breakers, self.ledger = fleet, breakers, ledger
-        self.sending, self.aftermath, self.looks = sending, aftermath, Looks(metrics.legs)
+        self.sending, self.aftermath, self.looks = sending, aftermath, Looks(metrics.legs.of)
         self.now, self.wall = clock.now, clock.wall
         self._legs, self._opened = metrics.legs, metrics.opened
 

@@ -10,7 +10,9 @@ show one more thing that follows from the choice alone.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import lru_cache
+from typing import Protocol
 
 import msgspec
 
@@ -21,7 +23,6 @@ from .breaker import SUCCESS
 from .choice import Choice
 from .handoffs import HANDOFFS
 from .remembered import Party, Why
-from .tallies import Count, Counts
 from .target import Target
 
 BOOTSTRAP_PORT = 8998  # SGLang's default, where neither flags nor the engine tell
@@ -29,6 +30,15 @@ TELLING = frozenset({"kvplane"})  # engines that have GET /rooms/{room}
 MOST_KEPT = 1024  # looks; of pairs, and of how far they were believed
 
 Header = tuple[bytes, bytes]
+
+
+class Count(Protocol):
+    """What is moved of a counter."""
+
+    value: float
+
+
+Legs = Mapping[tuple[object, ...], Count]  # by side, worker and outcome
 
 
 class Look(msgspec.Struct, frozen=True, gc=False):
@@ -50,7 +60,7 @@ class Look(msgspec.Struct, frozen=True, gc=False):
 class Looks(dict[Choice, Look]):
     """Those that may be asked for again, kept at first use."""
 
-    def __init__(self, legs: Counts) -> None:
+    def __init__(self, legs: Legs) -> None:
         super().__init__()
         self._legs = legs
 
@@ -63,12 +73,12 @@ class Looks(dict[Choice, Look]):
         return made
 
 
-def look(choice: Choice, legs: Counts) -> Look:
+def look(choice: Choice, legs: Legs) -> Look:
     """Made anew."""
     prefill, decode, holder = choice.prefill, choice.decode, choice.holder
     silent, told = _silent(decode.up.engine, holder.up.engine)
     both = () if prefill is None else (decode, prefill)
-    served = (legs.of[DECODE, decode.name, SUCCESS],)
+    served = (legs[DECODE, decode.name, SUCCESS],)
     directory = None
     if prefill is not None and HANDOFFS[prefill.way].directory:  # else nobody looks there
         directory = prefill.bootstrap_host, prefill.up.bootstrap_port or BOOTSTRAP_PORT
@@ -83,7 +93,7 @@ def look(choice: Choice, legs: Counts) -> Look:
         directory,
         tuple([one for one in both if one.up.engine in TELLING]) if told else (),
         silent,
-        served if prefill is None else (*served, legs.of[PREFILL, prefill.name, SUCCESS]),
+        served if prefill is None else (*served, legs[PREFILL, prefill.name, SUCCESS]),
     )
 
 

@@ -100,7 +100,7 @@ def test_a_choice_carries_the_lives_it_was_made_under() -> None:
     met = facts.meeting(
         parse("/generate", b'{"text":"x"}', "id"),
         choice,
-        look(choice, RouterMetrics(CollectorRegistry()).legs),
+        look(choice, RouterMetrics(CollectorRegistry()).legs.of),
         [],
         1,
         [Stage.PAIR, 0.0],

@@ -21,7 +21,7 @@ from kvplane.router.tallies import Counts
 from kvplane.vocabulary import Epoch, Knowledge, Namespace, Pod, Role, Stage, Worker, WorkerUp
 
 P1, D1 = Worker(Pod("p1")), Worker(Pod("d1"))
-LEGS = Counts("legs_total", "Legs.", ("side", "worker", "outcome"))
+LEGS = Counts("legs_total", "Legs.", ("side", "worker", "outcome")).of
 BODY = b'{"input_ids":[1,2,3]}'
 
 
