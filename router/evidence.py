@@ -67,10 +67,14 @@ class Ledger:
 
     def add(self, meeting: Meeting) -> Meeting:
         """One that says when it began; the oldest make place."""
-        self._ring.append(meeting)
-        self._weight += len(meeting.rooms) or 1
-        while self._weight > self._most and len(self._ring) > 1:
-            self._drop(self._ring.popleft())
+        ring, weight = self._ring, self._weight + (len(meeting.rooms) or 1)
+        ring.append(meeting)
+        while weight > self._most and len(ring) > 1:
+            oldest = ring.popleft()
+            weight -= len(oldest.rooms) or 1
+            if self._named:
+                self._forget(oldest)
+        self._weight = weight
         return meeting
 
     def refuse(self, meeting: Meeting, trail: Trail, error: GatewayError) -> None:
@@ -113,10 +117,8 @@ class Ledger:
         elif known is not meeting:
             self._by_request[meeting.request_id] = [known, meeting]
 
-    def _drop(self, meeting: Meeting) -> None:
-        self._weight -= len(meeting.rooms) or 1
-        if not self._named:
-            return
+    def _forget(self, meeting: Meeting) -> None:
+        """The oldest that has names loses them."""
         self._named -= 1
         for room in meeting.rooms:
             if self._by_room.get(room) is meeting:
