@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 PIECE_BYTES = 4 * 1024  # of text that is read at once: some 600 numbers
 
-_COMMA, _BLANK, _ZERO, _NINE = b", 09"
+_COMMA, _BLANK, _ZERO = b", 0"
 _TWO = 0x0101  # bytes that are both True
 Letters = npt.NDArray[np.uint8]
 Truths = npt.NDArray[np.bool_]
@@ -100,9 +100,7 @@ def numerals(text: bytes, first: int, last: int, memory: Memory | None = None) -
     if at >= last or text[at] < _ZERO:
         return None
     letters = np.frombuffer(text, np.uint8, last - at, at)
-    if _many(letters > _NINE):
-        return None
-    comma, digit = letters == _COMMA, letters >= _ZERO
+    comma, digit = letters == _COMMA, letters - _ZERO < 10  # below 0 they are far above it
     commas = _many(comma)
     others = last - at - commas - _many(digit)
     if others not in (0, commas):
