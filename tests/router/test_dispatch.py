@@ -216,7 +216,7 @@ async def test_no_part_passes_at_once_after_news_that_nobody_looked_at(news: str
         await until(lambda: prefill.phase is decode.phase is Phase.SENT)
         decode.got_head(read(200, [(b"content-type", b"text/event-stream")], True, 4))
         decode.got_body(b"data: 1\n\n")
-        await until(lambda: decode.tap is not None)
+        await until(lambda: decode.relay is not None)
         decode.got_body(b"data: 2\n\n")
         assert s.asker.body == b"data: 1\n\ndata: 2\n\n"
         if news == "prefill breaks":
@@ -225,12 +225,14 @@ async def test_no_part_passes_at_once_after_news_that_nobody_looked_at(news: str
             prefill.got_head(read(500, [], True, 4))
         else:
             s.asker.leave()
+        relay = decode.relay
+        assert relay is None or not relay(chunk(b"data: 3\n\n"))
         decode.got_body(b"data: 3\n\n")
         prefill.fail(Cut, "broke off")
         with pytest.raises((LegFailed, ClientGone)):
             await task
         assert s.asker.body == b"data: 1\n\ndata: 2\n\n"
-        assert decode.tap is None
+        assert decode.tap is decode.relay is None
 
 
 @pytest.mark.parametrize("status", [400, 404, 422, 429])
