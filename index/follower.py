@@ -89,14 +89,15 @@ class Follower:
 
     def lag_ms(self) -> float:
         """How old the view's knowledge of the store is."""
-        now = self._clock.now()
-        since = [at for at in (self._down_since, self._lost_since) if at is not None]
-        if since:
-            return self._late_ms + (now - min(since)) * 1000
-        return 0.0 if now - self._asked > IDLE_S else self._late_ms
+        now, down, lost = self._clock.now(), self._down_since, self._lost_since
+        if down is None and lost is None:
+            return 0.0 if now - self._asked > IDLE_S else self._late_ms
+        return self._late_ms + (now - min(at for at in (down, lost) if at is not None)) * 1000
 
     def down_s(self) -> float:
         """How long the store has been away; 0 while it answers."""
+        if self._asking is None and self._down_since is None and self._deaf_since is None:
+            return 0.0
         now = self._clock.now()
         since = [at for at in (self._down_since, self._deaf_since) if at is not None]
         if self._asking is not None and now - self._asking > PATIENCE_S:
