@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from prometheus_client import CollectorRegistry, Counter, Histogram
+from prometheus_client import CollectorRegistry, Counter
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+
+from kvplane.tallies import spreads
 
 from . import answers
 from .chains import Chains
@@ -34,11 +36,11 @@ class IndexMetrics:
             ["kind"],  # down | cursor_gone | row
             registry=registry,
         )
-        self.rank_seconds = Histogram(
+        self.rank_seconds = spreads(
+            registry,
             "kvplane_index_rank_seconds",
             "Time to hash and rank one question",
-            buckets=(0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
-            registry=registry,
+            (0.0001, 0.0003, 0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0),
         )
 
     def watch(

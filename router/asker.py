@@ -12,12 +12,13 @@ from typing import Any, Protocol
 
 from starlette.exceptions import HTTPException
 
+from kvplane.tallies import Spread
+
 from .dispatch import ClientGone
 from .errors import GatewayError
 from .keys import Key
 from .legs_exchange import Bell
 from .settings import AdmissionSettings
-from .tallies import Spread
 
 Scope = dict[str, Any]
 Receive = Callable[[], Awaitable[dict[str, Any]]]

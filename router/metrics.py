@@ -15,12 +15,12 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from kvplane.recall import Recall
+from kvplane.tallies import Counts, Spreads, counts, spreads
 from kvplane.vocabulary import Worker
 
 from .breaker import Breakers, State
 from .fleet import Fleet
 from .suspicions import Cause
-from .tallies import Counts, Spreads, counts, spreads
 from .verdicts import Verdict
 
 Errors = Callable[[], Mapping[Worker, tuple[float, float]]]

@@ -14,10 +14,10 @@ from collections import defaultdict
 from collections.abc import Sequence
 from operator import attrgetter, sub
 
+from kvplane.tallies import Spreads
 from kvplane.vocabulary import Stage
 
 from .meeting import ENDS, Meeting
-from .tallies import Spreads
 
 MOST_WAITING = 256  # attempts; to count them is half a millisecond in which nobody is served
 MOST_KINDS = 1000  # of walks that are kept once for all; most gateways see four

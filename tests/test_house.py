@@ -16,7 +16,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 SOURCE = ROOT / "src" / "kvplane"
 PACKAGES = ("index", "bootstrap", "router", "events", "transfer", "engine")
-GROUND = ("vocabulary", "runtime", "tokens", "seams", "recall", "dice")
+GROUND = ("vocabulary", "runtime", "tokens", "seams", "recall", "dice", "tallies")
 MAY_IMPORT = {  # architecture: who may look at whom; the roof looks at everything
     "router": {"index", "bootstrap"},
     "engine": {"events", "transfer", "bootstrap"},

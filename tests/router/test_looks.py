@@ -17,7 +17,7 @@ from kvplane.router.looks import MOST_KEPT, Looks, look
 from kvplane.router.meeting import Meeting
 from kvplane.router.request import parse
 from kvplane.router.sending import bind
-from kvplane.router.tallies import Counts
+from kvplane.tallies import Counts
 from kvplane.vocabulary import Epoch, Knowledge, Namespace, Pod, Role, Stage, Worker, WorkerUp
 
 P1, D1 = Worker(Pod("p1")), Worker(Pod("d1"))

@@ -10,8 +10,8 @@ from prometheus_client.exposition import generate_latest
 
 from kvplane.router.meeting import ENDS, Meeting
 from kvplane.router.metrics import STAGE_S
-from kvplane.router.tallies import Spreads, spreads
 from kvplane.router.walks import MOST_WAITING, Walks
+from kvplane.tallies import Spreads, spreads
 from kvplane.vocabulary import Stage
 
 USUAL = (Stage.POLICY_INPUT, Stage.POOL, Stage.PAIR, Stage.FIRST_BYTE, Stage.END)

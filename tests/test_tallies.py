@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import generate_latest
 
-from kvplane.router.tallies import counts, spreads
+from kvplane.tallies import counts, spreads
 
 GRAIN = (0.001, 0.5, 1, 2.5)
 

@@ -1,7 +1,7 @@
 """Tallies: counters and histograms that cost next to nothing to move.
 
-Edge: collectors on a registry that is given. metrics.py names them; everything in router/ moves
-them with the words of prometheus_client: labels(...).inc(), labels(...).observe(s); what each
+Edge of the ground floor: collectors on a registry that is given. A metrics.py names them; others
+move them with the words of prometheus_client: labels(...).inc(), labels(...).observe(s); what each
 request moves is moved by of[...], which calls nothing. They are moved in one event loop, so that no
 lock is taken. Open it to change what a moved counter costs or how it is shown.
 
