@@ -109,7 +109,7 @@ class Cycle(Reply):
     def lost(self) -> None:
         """The client left; the app hears of it once, where its answer is not over."""
         if not self.response_complete:
-            self.disconnected = True
+            self.disconnected, self._open = True, False
         leave, self._leave = self._leave, None
         self._wake()
         if leave is not None:
@@ -132,7 +132,7 @@ class Cycle(Reply):
         app, once it has the whole body: nothing else of this connection is read then."""
         self._line.flow.resume_reading()
         if self.disconnected or self._line.writer.is_closing():
-            self.disconnected = True  # else no answer is an error
+            self.disconnected, self._open = True, False  # else no answer is an error
             call()
         else:
             self._leave = call

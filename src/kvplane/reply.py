@@ -41,8 +41,8 @@ class Reply:
 
     # Slots and stores: what a class has instead is slower to read than all of it is to write.
     __slots__ = (
-        "_bare", "_chunked", "_endless", "_leave", "_left_bytes", "_line", "_parts", "awaits_100",
-        "disconnected", "keep_alive", "method", "more_body", "response_complete",
+        "_bare", "_chunked", "_endless", "_leave", "_left_bytes", "_line", "_open", "_parts",
+        "awaits_100", "disconnected", "keep_alive", "method", "more_body", "response_complete",
         "response_started", "size", "version",
     )  # fmt: skip
 
@@ -54,6 +54,7 @@ class Reply:
         self.awaits_100 = self.disconnected = False
         self.response_started = self.response_complete = False
         self._bare = self._chunked = self._endless = False
+        self._open = False  # for chunks: the head is out, the end is not, the client is there
         self._leave: Callable[[], None] | None = None
 
     def _wake(self) -> None:
@@ -91,13 +92,10 @@ class Reply:
 
     def relay(self, chunks: bytes) -> bool:
         """Whole chunks of a chunked answer that began, at once. False where nothing was done."""
-        line = self._line
-        if line.flow.write_paused or self.disconnected or not self._chunked:
-            return False
-        if not self.response_started or self.response_complete:
+        if not self._open or self._line.flow.write_paused:
             return False
         if chunks:
-            line.writer.write_now(chunks)
+            self._line.writer.write_now(chunks)
         return True
 
     def put(self, data: bytes) -> bool:
@@ -116,6 +114,7 @@ class Reply:
             lines.append(CLOSE)
         begun = head(_FIRST[status], lines)
         self.response_started, self.awaits_100, self._bare = True, False, bare
+        self._open = self._chunked
         self._left_bytes = int(length or 0)
         return begun
 
@@ -147,7 +146,7 @@ class Reply:
         return data
 
     def _complete(self) -> None:
-        self.response_complete = True
+        self.response_complete, self._open = True, False
         self._leave = None
         if self.size:  # of a body that nobody wanted; the connection may idle long
             self._parts, self.size = [], 0
