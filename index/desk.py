@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -77,7 +77,7 @@ class Desk:
         """Status and body: who holds how much of this prompt, deepest first."""
         return await self._waited(scope["headers"], scope["query_string"], receive)
 
-    def direct(self, cycle: Any) -> Awaitable[None] | None:
+    def direct(self, cycle: Any) -> Coroutine[Any, Any, None] | None:
         """The same without ASGI between, for our own server: a Cycle of cycle.py. At once, where
         all of the body came, and there is nothing to tokenise."""
         if cycle.more_body or cycle.size > IN_THREAD_BYTES:

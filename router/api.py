@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any
 
@@ -66,11 +66,11 @@ class Api:
         cycle = (scope.get("extensions") or {}).get(CYCLE)
         return self._infer(path, scope["headers"], AsgiClient(receive, send, cycle))
 
-    def direct(self) -> dict[bytes, Callable[[Cycle], Awaitable[None]]]:
+    def direct(self) -> dict[bytes, Callable[[Cycle], Coroutine[Any, Any, None]]]:
         """The POST routes of inference without ASGI between, for our own server."""
         return {path.encode(): partial(self._direct, path) for path in COUNTS}
 
-    def _direct(self, path: str, cycle: Cycle) -> Awaitable[None]:
+    def _direct(self, path: str, cycle: Cycle) -> Coroutine[Any, Any, None]:
         client = AsgiClient(cycle.receive, cycle.send, cycle)
         return self._infer(path, cycle.headers, client)
 

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import httptools
 
-from kvplane.cycle import EXTENSION, Cycle, Direct
+from kvplane.cycle import EXTENSION, Cycle, Direct, Rest
 from kvplane.framing import Headers, written
 from kvplane.heads import awaits_100, hosts, length, place, subject
 from kvplane.refusals import MOST_LINES, too_long
@@ -171,8 +171,7 @@ class Connection(Refusing):
         self.flow.resume_reading()
         if self.ahead:
             self.turn = self.ahead.popleft()
-            # Not from here: what is answered at once would be one deeper for each.
-            self.loop.call_soon(self.start, self.turn, self.straight(self.turn))
+            self.loop.call_soon(self._go_on)  # from here each would be one deeper
             if self.ahead:
                 self.flow.pause_reading()
             return
@@ -190,11 +189,15 @@ class Connection(Refusing):
         """Its turn has come: answered at once where nothing is to be waited for."""
         self.turn = cycle
         if (rest := cycle.begin(direct or self._asgi)) is not None:
-            task = self.loop.create_task(cycle.run(rest))
-            task.add_done_callback(self.tasks.discard)
+            task = self.loop.create_task(rest)
             self.tasks.add(task)
+            task.add_done_callback(cycle.over)
 
-    def _asgi(self, cycle: Cycle) -> Awaitable[None]:
+    def _go_on(self) -> None:
+        if self.turn is not None:  # else the client left meanwhile
+            self.start(self.turn, self.straight(self.turn))
+
+    def _asgi(self, cycle: Cycle) -> Rest:
         try:
             raw_path, path, query = place(cycle.url)
         except httptools.HttpParserError:

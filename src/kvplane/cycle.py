@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from kvplane.framing import CLOSE, Lines
@@ -24,18 +24,20 @@ BODY_S = 120.0  # between two parts of a body that is waited for; apps may be st
 FAULTS = {500: b"Internal Server Error", 503: b"Service Unavailable"}  # an app broke; we end
 
 
+Rest = Coroutine[Any, Any, None]
+
+
 class Cycle(Reply):
     """From the end of a request's head to the end of its answer."""
 
-    __slots__ = ("_news", "_waiter", "headers", "url")
+    __slots__ = ("_news", "headers", "url")
 
     def __init__(self, line: Line, method: bytes, url: bytes, version: str, headers: Lines) -> None:
         super().__init__(line, method, version)
         self.url, self.headers, self._news = url, headers, False  # names in small letters
-        self._waiter: asyncio.Future[None] | None = None
 
-    def begin(self, answer: Direct) -> Awaitable[None] | None:
-        """Have it answered; what is to be waited for is for run()."""
+    def begin(self, answer: Direct) -> Rest | None:
+        """Have it answered. What is to be waited for is a task's; over() hears of its end."""
         try:
             if (rest := answer(self)) is None:
                 self._ended()
@@ -45,22 +47,16 @@ class Cycle(Reply):
             self._failed(500)
             return None
 
-    async def run(self, rest: Awaitable[None]) -> None:
-        """The rest of it; what is left undone is undone here."""
-        fault = 500
-        try:
-            await rest
-            fault = 0
-        except Exception:
-            log.exception("an app failed")
-        except asyncio.CancelledError:
-            fault = 503
-            raise
-        finally:
-            if fault:
-                self._failed(fault)
-            else:
-                self._ended()
+    def over(self, task: asyncio.Task[None]) -> None:
+        """Nobody answers any more; what is left undone is undone here."""
+        self._line.tasks.discard(task)
+        if task.cancelled():
+            self._failed(503)
+        elif (error := task.exception()) is not None:
+            log.error("an app failed", exc_info=error)
+            self._failed(500)
+        elif not self.response_complete:
+            self._ended()
 
     def _ended(self) -> None:
         """Nobody says any more."""
@@ -182,5 +178,5 @@ class Cycle(Reply):
             self._complete()
 
 
-# Answers one request; what it returns is still to be awaited, None: it was answered at once.
-Direct = Callable[[Cycle], Awaitable[None] | None]
+# Answers one request; what it returns is still to be run, None: it was answered at once.
+Direct = Callable[[Cycle], Rest | None]

@@ -29,6 +29,7 @@ class Line(Protocol):
     flow: FlowControl
     writer: Writer
     loop: asyncio.AbstractEventLoop
+    tasks: set[asyncio.Task[None]]  # that answer requests
 
     def usual_headers(self) -> Headers: ...  # of every answer
     def usual(self) -> bytes: ...  # the same, as they are written
@@ -42,8 +43,8 @@ class Reply:
     # Slots and stores: what a class has instead is slower to read than all of it is to write.
     __slots__ = (
         "_bare", "_chunked", "_endless", "_leave", "_left_bytes", "_line", "_open", "_parts",
-        "awaits_100", "disconnected", "keep_alive", "method", "more_body", "response_complete",
-        "response_started", "size", "version",
+        "_waiter", "awaits_100", "disconnected", "keep_alive", "method", "more_body",
+        "response_complete", "response_started", "size", "version",
     )  # fmt: skip
 
     def __init__(self, line: Line, method: bytes, version: str) -> None:
@@ -56,6 +57,7 @@ class Reply:
         self._bare = self._chunked = self._endless = False
         self._open = False  # for chunks: the head is out, the end is not, the client is there
         self._leave: Callable[[], None] | None = None
+        self._waiter: asyncio.Future[None] | None = None  # for the body, or for the end
 
     def _wake(self) -> None:
         """The answer is over."""
@@ -150,7 +152,8 @@ class Reply:
         self._leave = None
         if self.size:  # of a body that nobody wanted; the connection may idle long
             self._parts, self.size = [], 0
-        self._wake()
+        if self._waiter is not None:
+            self._wake()
         self._line.writer.flush()  # nothing follows that it could wait for
         if not self.keep_alive:
             self._line.writer.close()
