@@ -15,68 +15,67 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import msgspec
-
 from kvplane.vocabulary import Worker
 
-from .blame import DECODE, LegFailed, Side
+from .blame import DECODE, PREFILL, LegFailed, Side
 from .breaker import NEUTRAL, SUCCESS, Breaker, Breakers, Outcome, Ticket, outcome
 from .fleet import Fleet
-from .target import Target
+from .target import Booking, Target
 
 MOST_BUSY_S = 30.0  # a worker that asks to be left alone is, for this long, while others serve
 
 
-class _Stake(msgspec.Struct, eq=False, gc=False):
+class Stake(Booking, eq=False, gc=False):
     """One side's part: its load, and its circuit, which is its own: a later life has another."""
 
-    target: Target
-    tokens: int
     side: Side
     circuit: Breaker
     ticket: Ticket | None
-    open: bool = True  # its load is not given back yet
     laid: Outcome | None = None  # by the failure of the attempt; else it went as far as it went
 
 
 class Account:
-    """Load and circuits of one attempt."""
+    """Load and circuits of one attempt: leave to send, and load until each side is released."""
 
-    __slots__ = ("_breakers", "_decode", "_fleet", "_prefill", "_told", "without")
+    __slots__ = ("_breakers", "_fleet", "_told", "decode", "prefill", "without")
 
-    def __init__(self, fleet: Fleet, breakers: Breakers) -> None:
+    def __init__(
+        self,
+        fleet: Fleet,
+        breakers: Breakers,
+        now: float,
+        decode: Target,
+        kept: int,
+        prefill: Target | None = None,
+        computed: int = 0,
+    ) -> None:
+        """`decode` may be a unified worker; `kept` and `computed` are tokens."""
         self._fleet, self._breakers = fleet, breakers
-        self._decode: _Stake | None = None
-        self._prefill: _Stake | None = None
         self._told = False  # success was booked already
         self.without: tuple[Worker, ...] = ()  # who is left out of the next attempt
-
-    def take(self, side: Side, target: Target, tokens: int, now: float) -> None:
-        """Leave to send, and load until `release`."""
-        circuit = self._breakers.circuits[target.worker]
-        self._fleet.load(target, tokens)
+        self.prefill: Stake | None = None
+        circuit = breakers.circuits[decode.worker]
+        fleet.load(decode, kept)
         ticket = circuit.leave or circuit.admit(now)
-        stake = _Stake(target, tokens, side, circuit, ticket)
-        if side is DECODE:
-            self._decode = stake
-        else:
-            self._prefill = stake
+        self.decode = Stake(decode, kept, True, True, DECODE, circuit, ticket)
+        if prefill is not None:
+            circuit = breakers.circuits[prefill.worker]
+            fleet.load(prefill, computed)
+            ticket = circuit.leave or circuit.admit(now)
+            self.prefill = Stake(prefill, computed, True, True, PREFILL, circuit, ticket)
 
-    def release(self, side: Side) -> None:
-        """The work of one side is over. Idempotent."""
-        stake = self._decode if side is DECODE else self._prefill
-        if stake is not None and stake.open:
-            stake.open = False
-            stake.target.give_back(stake.tokens, not self._told)
+    def release_prefill(self) -> None:
+        """Where there is one: its work is over. Idempotent, as `decode.release` is."""
+        if self.prefill is not None:
+            self.prefill.release()
 
     def began(self, now: float) -> None:
         """The answer begins to leave: what prefill had to do is done, and decode works."""
-        self._told = True
-        for stake in (self._decode, self._prefill):
-            if stake is None:
-                continue
+        self._told, prefill = True, self.prefill
+        for stake in (self.decode,) if prefill is None else (self.decode, prefill):
             target = stake.target
             if stake.open:
+                stake.waiting = False
                 target.waiting_requests -= 1
             if target.pulse.sound:
                 target.signs += 1
@@ -115,11 +114,9 @@ class Account:
         opened: Callable[[Target], None],
     ) -> None:
         """Report to both circuits; everything is counted once, on every path. Load is given back
-        by `release`: prefill may be at work yet."""
+        apart: prefill may be at work yet."""
         told = SUCCESS if self._told else NEUTRAL
-        for stake in (self._decode, self._prefill):
-            if stake is None:
-                continue
+        for stake in self._stakes:
             what = stake.laid or told
             count(stake.side, stake.target, what)
             if (what is SUCCESS and self._told) or (ticket := stake.ticket) is None:
@@ -154,17 +151,17 @@ class Account:
         return doubt[0] if len(doubt) == 1 else None
 
     @property
-    def _stakes(self) -> tuple[_Stake, ...]:
+    def _stakes(self) -> tuple[Stake, ...]:
         """One or two."""
-        return tuple(stake for stake in (self._decode, self._prefill) if stake is not None)
+        return (self.decode,) if self.prefill is None else (self.decode, self.prefill)
 
     def _pair(self) -> tuple[Worker, Worker] | None:
-        if self._prefill is None or self._decode is None:
+        if self.prefill is None:
             return None
-        return self._prefill.target.worker, self._decode.target.worker
+        return self.prefill.target.worker, self.decode.target.worker
 
-    def _stake(self, side: Side) -> _Stake | None:
-        return self._decode if side is DECODE else self._prefill
+    def _stake(self, side: Side) -> Stake | None:
+        return self.decode if side is DECODE else self.prefill
 
     def _worker(self, side: Side) -> tuple[Worker, ...]:
         return tuple(stake.target.worker for stake in self._stakes if stake.side is side)

@@ -20,7 +20,6 @@ from kvplane.vocabulary import Room, Stage, StageRecord
 
 from .account import Account
 from .attempt import Attempt
-from .blame import PREFILL
 from .dispatch import finish_prefill, settled
 from .evidence import Ledger, stage_records
 from .foretold import Foretold
@@ -111,7 +110,7 @@ class Aftermath:
     def _finish(self, attempt: Attempt, meeting: Meeting, account: Account) -> None:
         prefill, decode = attempt.prefill, attempt.decode
         if not attempt.prefill_ended:  # else it was given back then
-            account.release(PREFILL)
+            account.release_prefill()
         attempt.let_go()
         meeting.decode_leg = _seen(decode)
         if prefill is not None:
@@ -135,7 +134,7 @@ class Aftermath:
         attempt, meeting, account = ended.attempt, ended.meeting, ended.account
         try:
             await finish_prefill(attempt, ended.bell, PREFILL_S)
-            account.release(PREFILL)
+            account.release_prefill()
             meeting.actual_tokens = attempt.usage.cached_tokens()
             self._on_cached(meeting, ended.foretold)
             if meeting.sides:

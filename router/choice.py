@@ -9,6 +9,7 @@ asks per attempt, picker and decode-entry will ask too. Open it to change what a
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import msgspec
 
@@ -60,8 +61,9 @@ class Choice(msgspec.Struct, frozen=True, eq=False, gc=False):
         return self.prefill or self.decode
 
 
-# Prefills and decodes, best first, and who would meet; None where one worker does both.
-Weighed = tuple[Sequence[Candidate], Sequence[Candidate], Pair | NoPair | None]
+Ordered = Sequence[Candidate]  # best first
+# Prefills and decodes, and who would meet; None where one worker does both.
+Weighed = tuple[Ordered, Ordered, Pair | NoPair | None]
 # Named once: every request passes all of them.
 AVAILABILITY, INPUT, PAIR = Stage.AVAILABILITY, Stage.POLICY_INPUT, Stage.PAIR
 
@@ -105,7 +107,43 @@ class Chooser:
     ) -> Choice:
         """Raises GatewayError where nobody can serve. `trail` is told when each stage begins but
         the first, which is the pool's and begins now."""
-        sides, ranked, firsts, seconds = self._order(ask, prompt, now, without, trail)
+        fleet, breakers = self._fleet, self._breakers
+        sides = fleet.sides(ask.model)
+        if (
+            prompt.tokens is not None
+            or (fleet.uneasy or without or breakers.shut or breakers.pairs.faults)
+            or (sides.several and now < fleet.ramping_until)
+        ):
+            ordered = self._order(ask, prompt, now, sides, without, trail)
+            return self._met_by(ask, prompt, now, sides, *ordered)
+        # All may serve and nobody is asked what he holds: whose turn it is decides all the rest.
+        if trail is not None:
+            at = trail.now()
+            trail.steps += (AVAILABILITY, at, INPUT, at, PAIR, at)
+        firsts, seconds = sides.firsts, sides.seconds
+        if sides.several:
+            firsts, seconds = self._sorted(ask, prompt, firsts, seconds, False)
+        if not ask.plain:  # it may ask for what some cannot do
+            return self._met_by(ask, prompt, now, sides, UNRANKED, firsts, seconds)
+        key = firsts[0].target, seconds[0].target if seconds else None, prompt.reason
+        if sides.turn == self._view.turn and (kept := sides.choices.get(key)) is not None:
+            return kept
+        made = self._met_by(ask, prompt, now, sides, UNRANKED, firsts, seconds)
+        if not seconds or sides.fits:  # else who meets hangs on those behind them too
+            _keep(sides, key, made)
+        return made
+
+    def _met_by(
+        self,
+        ask: Ask,
+        prompt: Prompt,
+        now: float,
+        sides: Sides,
+        ranked: Ranked,
+        firsts: Ordered,
+        seconds: Ordered,
+    ) -> Choice:
+        """Who meets, of those in this order, and what is told of it."""
         prefill: Target | None = None
         decode, alone, taken = firsts[0].target, "", len(firsts)
         if seconds:
@@ -120,7 +158,8 @@ class Chooser:
 
     def weigh(self, ask: Ask, prompt: Prompt, now: float) -> Weighed:
         """What `choose` would go by now; takes nobody's turn. Raises GatewayError as it does."""
-        _, _, ordered, seconds = self._order(ask, prompt, now, ())
+        sides = self._fleet.sides(ask.model)
+        _, ordered, seconds = self._order(ask, prompt, now, sides, ())
         return ordered, seconds, self._met(ordered, seconds, now) if seconds else None
 
     def _order(
@@ -128,12 +167,13 @@ class Chooser:
         ask: Ask,
         prompt: Prompt,
         now: float,
+        sides: Sides,
         without: Collection[Worker],
         trail: Trail | None = None,
-    ) -> tuple[Sides, Ranked, Sequence[Candidate], Sequence[Candidate]]:
+    ) -> tuple[Ranked, Ordered, Ordered]:
         """Prefills and decodes, best first; unified workers and nobody."""
         fleet, heard = self._fleet, trail or Trail(_unheard)
-        sides, steps, clock = fleet.sides(ask.model), heard.steps, heard.now
+        steps, clock = heard.steps, heard.now
         tried: Sequence[Target] = sides.prefills
         then: Sequence[Target] = sides.decodes
         at = clock()
@@ -148,18 +188,27 @@ class Chooser:
             ranked = self._ranker.rank(ask.model, prompt, prompt.tokens, sides, tried)
             at = clock()
         steps += (PAIR, at)
-        firsts: Sequence[Candidate] = sides.firsts
-        seconds: Sequence[Candidate] = sides.seconds
-        if sides.several or ranked.held:
-            ramping = now < fleet.ramping_until
-            if ramping or ranked.held or tried is not sides.prefills:
-                firsts = candidates(tried, ranked.depths, fleet.settings, now, ramping)
-            if ramping or then is not sides.decodes:
-                seconds = candidates(then, {}, fleet.settings, now, ramping)
-            need = self._need(ask, prompt, ramping)
-            firsts = self._first(firsts, need) if len(firsts) > 1 else firsts
-            seconds = self._second(seconds, need) if len(seconds) > 1 else seconds
-        return sides, ranked, firsts, seconds
+        firsts: Ordered = sides.firsts
+        seconds: Ordered = sides.seconds
+        if not (sides.several or ranked.held):
+            return ranked, firsts, seconds
+        ramping = now < fleet.ramping_until
+        if ramping or ranked.held or tried is not sides.prefills:
+            firsts = candidates(tried, ranked.depths, fleet.settings, now, ramping)
+        if ramping or then is not sides.decodes:
+            seconds = candidates(then, {}, fleet.settings, now, ramping)
+        return ranked, *self._sorted(ask, prompt, firsts, seconds, ramping)
+
+    def _sorted(
+        self, ask: Ask, prompt: Prompt, firsts: Ordered, seconds: Ordered, ramping: bool
+    ) -> tuple[Ordered, Ordered]:
+        """As the policies of both sides have it."""
+        tokens = (prompt.tokens and prompt.total) or len(ask.raw) // BYTES_PER_TOKEN
+        need = Need(tokens, _key(ask) if self._keyed else "", self._chance, ramping)
+        return (
+            self._first(firsts, need) if len(firsts) > 1 else firsts,
+            self._second(seconds, need) if len(seconds) > 1 else seconds,
+        )
 
     def _left(
         self, sides: Sides, without: Collection[Worker], now: float
@@ -172,18 +221,10 @@ class Chooser:
             return tried, ()
         return tried, available(sides.decodes, breakers, fleet.settings, now, without)
 
-    def _need(self, ask: Ask, prompt: Prompt, ramping: bool) -> Need:
-        tokens = (prompt.tokens and prompt.total) or len(ask.raw) // BYTES_PER_TOKEN
-        return Need(tokens, _key(ask) if self._keyed else "", self._chance, ramping)
-
-    def _met(
-        self, firsts: Sequence[Candidate], seconds: Sequence[Candidate], now: float
-    ) -> Pair | NoPair:
+    def _met(self, firsts: Ordered, seconds: Ordered, now: float) -> Pair | NoPair:
         return pair(firsts, seconds, self._compatible, self._breakers.pairs.apart(now))
 
-    def _meeting(
-        self, firsts: Sequence[Candidate], seconds: Sequence[Candidate], now: float
-    ) -> tuple[Target, Target]:
+    def _meeting(self, firsts: Ordered, seconds: Ordered, now: float) -> tuple[Target, Target]:
         met = self._met(firsts, seconds, now)
         if isinstance(met, NoPair):
             raise GatewayError(met.code, met.reason)
@@ -219,8 +260,7 @@ class Chooser:
         key = prefill, decode, taken, prompt.reason, alone
         if (found := sides.choices.get(key)) is None:
             found = self._made(ask, prefill, decode, taken, UNRANKED, prompt, alone)
-            if len(sides.choices) < MOST_KEPT:
-                sides.choices[key] = found
+            _keep(sides, key, found)
         return found
 
     def _made(
@@ -262,6 +302,12 @@ class Chooser:
             foretold,
             alone,
         )
+
+
+def _keep(sides: Sides, key: Any, made: Choice) -> None:
+    """For those that will be told the same."""
+    if len(sides.choices) < MOST_KEPT:
+        sides.choices[key] = made
 
 
 def _handoff(prefill: Target) -> Handoff:

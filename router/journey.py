@@ -15,7 +15,7 @@ from . import facts
 from .account import Account
 from .aftermath import Aftermath
 from .attempt import is_stream
-from .blame import DECODE, PREFILL, LegFailed, Side
+from .blame import LegFailed, Side
 from .breaker import Breakers, Outcome
 from .choice import Choice
 from .dispatch import Client, ClientGone, dispatch, honest_end
@@ -80,12 +80,11 @@ class Journey:
         self.meeting = means.ledger.add(
             facts.meeting(ask, choice, look, bindings, number, steps, opened_at)
         )
-        self.account = account = Account(means.fleet, means.breakers)
         self.sent: Sent | None = None
         kept, computed = facts.loads(ask, choice)
-        account.take(DECODE, choice.decode, kept, now)  # also a unified worker
-        if choice.prefill is not None:
-            account.take(PREFILL, choice.prefill, computed, now)
+        self.account = Account(
+            means.fleet, means.breakers, now, choice.decode, kept, choice.prefill, computed
+        )
 
     async def travel(self, client: Client) -> None:
         """Send both legs and pass the answer on. Raises LegFailed before the first byte only;
@@ -120,9 +119,9 @@ class Journey:
             if meeting.outcome == "open":
                 means.ledger.close(meeting, "failed", {"message": "ended by the gateway"})
             account.close(meeting.ended or means.now(), means.count, means.opened)
-        account.release(DECODE)
+        account.decode.release()
         if sent is None:
-            account.release(PREFILL)
+            account.release_prefill()
             meeting.collected = True
             return
         attempt = sent.attempt
@@ -137,7 +136,7 @@ class Journey:
         self.account.began(now)
 
     def _prefill_ended(self) -> None:
-        self.account.release(PREFILL)
+        self.account.release_prefill()
         self.meeting.prefill_ended = self.means.now()
 
     def _judge(self, failed: LegFailed) -> None:

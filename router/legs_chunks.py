@@ -1,13 +1,15 @@
 """Leg chunks: are these chunks as most engines write them?
 
-Pure. What is nothing else, and comes where one is due, needs no parser to be handed on as it is.
-Asked by legs_connection.py and legs_answer.py; all else is the parser's: extensions, trailers, the
-end, data with line breaks. Open it to change what counts as plain.
+Pure. What is nothing else, and comes where one is due, needs no parser: it is handed on as it is,
+or what it holds is cut out. Asked by legs_connection.py and legs_answer.py; all else is the
+parser's: extensions, trailers, parts of a chunk. Open it to change what counts as plain.
 
-    5 | \\r\\n | hello | \\r\\n
+    5 | \\r\\n | hello | \\r\\n              the last one of an answer:     0 | \\r\\n | \\r\\n
 """
 
 from __future__ import annotations
+
+LAST = b"0\r\n\r\n"
 
 
 def whole(data: bytes) -> bool:
@@ -20,6 +22,15 @@ def whole(data: bytes) -> bool:
     if not sizes or words[-1] or b"0" in sizes:
         return False
     return sizes == [b"%x" % len(word) for word in words[1::2]]
+
+
+def held(data: bytes) -> bytes | None:
+    """What chunks hold that are `whole`; None where it is anything else."""
+    at = data.find(b"\r") + 2
+    size = len(data) - at - 2
+    if size > 0 and data.startswith(b"%x\r\n" % size):
+        return data[at:-2] if data.endswith(b"\r\n") else None
+    return b"".join(data.split(b"\r\n")[1::2]) if whole(data) else None
 
 
 def closed(data: bytes, last: bytes) -> bool:

@@ -26,7 +26,6 @@ from .retry import Again, Budget, Failed, decide
 from .target import Target
 
 HeaderList = list[tuple[bytes, bytes]]
-ONLY = Side.DECODE  # dispatch.py calls the only leg so
 
 
 class Proxy:
@@ -85,8 +84,8 @@ class Proxy:
     async def _travel(self, call: Call, target: Target, client: Client) -> None:
         """One leg, booked on its worker. Raises LegFailed before the first byte only."""
         gateway, clock = self._gateway, self._gateway.clock
-        account, headers = Account(gateway.fleet, gateway.breakers), _answered_by(call, target)
-        account.take(ONLY, target, call.tokens, clock.now())
+        headers = _answered_by(call, target)
+        account = Account(gateway.fleet, gateway.breakers, clock.now(), target, call.tokens)
         try:
             origin = Origin.parse(target.url)
             leg = gateway.legs.begin(origin, call.path, _sent(call), call.raw, client.bell)
@@ -104,7 +103,7 @@ class Proxy:
                 leg.abort()
         finally:
             account.close(clock.now(), self._count, self._opened)
-            account.release(ONLY)
+            account.decode.release()  # so dispatch.py calls the only leg
 
     def _count(self, side: Side, target: Target, what: Outcome) -> None:
         self._gateway.metrics.legs.labels(_side(target), target.name, what).inc()

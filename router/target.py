@@ -115,13 +115,6 @@ class Target:
             return 1.0
         return settings.ramp_least + (1 - settings.ramp_least) * max(0.0, age) / settings.ramp_s
 
-    def give_back(self, tokens: int, waiting: bool) -> None:
-        """The load of one leg, whose answer did not begin yet if it is `waiting`."""
-        self.inflight_tokens -= tokens
-        self.inflight_requests -= 1
-        if waiting:
-            self.waiting_requests -= 1
-
     def stuck(self, now: float, settings: FleetSettings) -> bool:
         """Do several requests wait there, and none got a sign of life for long? Health checks may
         well say 200 meanwhile. Looked at when somebody is chosen (Uneasy.look); the first look
@@ -188,8 +181,11 @@ class Booking(msgspec.Struct, eq=False, gc=False):
     def release(self) -> None:
         """Give the load back."""
         if self.open:
-            self.open = False
-            self.target.give_back(self.tokens, self.waiting)
+            self.open, target = False, self.target
+            target.inflight_tokens -= self.tokens
+            target.inflight_requests -= 1
+            if self.waiting:
+                target.waiting_requests -= 1
 
     def __enter__(self) -> Booking:
         return self

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import random
+import re
 from collections.abc import AsyncIterator
 from contextlib import suppress
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import pytest
@@ -257,6 +260,55 @@ async def test_what_answers_at_once_does_and_what_breaks_says_so(
         again.writer.write(post(body, head))
         async with asyncio.timeout(10):
             assert (await again.reader.read()).startswith(b"HTTP/1.1 500")
+
+
+CHUNKED = b"POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n"
+GET = b"GET /g HTTP/1.1\r\nHost: a\r\n\r\n"
+LAST = b"GET /end HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n"
+STRAIGHT = b"POST /straight HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\n\r\n%b"
+
+
+def stream(rng: random.Random) -> list[bytes]:
+    """Requests that are mostly alike, cut anywhere or between them."""
+    asked = list[bytes]()
+    for _ in range(rng.choice((2, 5, 9))):
+        body = b"x" * rng.choice((0, 1, 3, 10, 200, 5000))
+        heads = [PLAIN] * 8 + [STRAIGHT] * 4 + ODD
+        asked.append(rng.choice([post(body, rng.choice(heads))] * 8 + [CHUNKED, GET, b"\r\n"]))
+    asked.append(LAST)
+    if rng.random() < 0.3:
+        return asked
+    whole = b"".join(asked)
+    cuts = sorted(rng.randrange(len(whole)) for _ in range(rng.choice((0, 1, 2, 5))))
+    return [whole[a:b] for a, b in pairwise([0, *cuts, len(whole)]) if a < b]
+
+
+async def told_all(port: int, parts: list[bytes]) -> bytes:
+    """All that a connection is told, but for the date."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    try:
+        async with asyncio.timeout(10):
+            for part in parts:
+                writer.write(part)
+                await asyncio.sleep(0)
+            return re.sub(rb"date: [^\r]*\r\n", b"", await reader.read())
+    finally:
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+
+
+@pytest.mark.parametrize("seed", range(60))
+async def test_whoever_reads_every_head_says_the_same(server: Server, seed: int) -> None:
+    parser = Server(app, "127.0.0.1", 0, "parser", direct={b"/straight": straight})
+    parser._server.config.http._tries = 0  # type: ignore[union-attr]  # the class of its own
+    await parser.start()
+    try:
+        parts = stream(random.Random(seed))
+        told = [await told_all(port, parts) for port in (server.port, parser.port)]
+        assert told[0] == told[1] and told[0].count(b"HTTP/1.1 200") >= 2
+    finally:
+        await parser.stop()
 
 
 class NoLine:

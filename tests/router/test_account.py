@@ -33,13 +33,9 @@ class Plane:
         self.opened: list[str] = []
 
     def open(self, prefill: Worker | None = P1, decode: Worker = D1, now: float = 0.0) -> Account:
-        account = Account(self.fleet, self.breakers)
-        for side, worker in ((Side.DECODE, decode), (Side.PREFILL, prefill)):
-            if worker is not None:
-                target = self.fleet.target(worker)
-                assert target is not None
-                account.take(side, target, 100, now)
-        return account
+        second, first = self.fleet.target(decode), prefill and self.fleet.target(prefill)
+        assert second is not None
+        return Account(self.fleet, self.breakers, now, second, 100, first, 100)
 
     def close(self, account: Account, now: float = 0.0) -> None:
         account.close(
@@ -47,8 +43,8 @@ class Plane:
             lambda side, target, what: self.told.update([(target.name, what)]),
             lambda target: self.opened.append(target.name),
         )
-        account.release(Side.DECODE)
-        account.release(Side.PREFILL)
+        account.decode.release()
+        account.release_prefill()
 
     def fail(
         self,
@@ -80,8 +76,8 @@ def test_load_is_taken_and_given_back_once() -> None:
     plane = Plane()
     account = plane.open()
     assert plane.load == 2 * 101
-    account.release(Side.PREFILL)
-    account.release(Side.PREFILL)
+    account.release_prefill()
+    account.release_prefill()
     assert plane.load == 101
     plane.close(account)
     plane.close(account)
