@@ -1,7 +1,8 @@
-"""Leg answer: one answer that the parser has to read.
+"""Leg answer: one answer that does not come whole behind a head that is known.
 
 Edge: httptools' parser, which calls it back, and no socket. legs_connection.py feeds it and reads
-what came of it. Open it to change what counts as a valid answer.
+what came of it. Behind a head that was read before plain chunks need no parser; it is begun, with
+that head, when anything else comes. Open it to change what counts as a valid answer.
 
     feed -> head, body, ...  -> ended        or broken: nothing behind that can be trusted
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 
 import httptools
 
-from .legs_chunks import closed
+from .legs_chunks import LAST, closed, held
 from .legs_heads import CHUNKED, END, LENGTH, NONE, Head, Pairs, read
 from .legs_settings import LegSettings
 
@@ -24,24 +25,27 @@ class BadAnswer(Exception):
 class Answer:
     """What came of it so far. `end()` it: the parser holds it."""
 
-    head: Head = NONE  # of the answer itself, never an informational one
     until_close = False  # its end is the connection's
     ended = glued = False  # it is whole; and something came behind it
-    between = False  # the last read ended where a chunk may begin
     broken = ""  # why it is no answer
     _head_bytes = _lines = _informational = _silent_bytes = 0
+    _headers: Pairs
+    _parts: list[bytes]  # of the body, of one read
 
-    def __init__(self, settings: LegSettings) -> None:
-        self._settings = settings
-        self._headers: Pairs = []
-        self._parts: list[bytes] = []  # of the body, of one read
-        self.on_body = self._parts.append  # the parser's callback: no step of ours for each chunk
-        self._parser: httptools.HttpResponseParser | None = httptools.HttpResponseParser(self)
+    def __init__(self, settings: LegSettings, head: Head = NONE, raw: bytes = b"") -> None:
+        """`head`: where its first bytes, `raw`, are one of chunks that was read before."""
+        self._settings, self._raw = settings, raw
+        self.head = head  # of the answer itself, never an informational one
+        self.between = head is not NONE  # the last read ended where a chunk may begin
+        self._parser: httptools.HttpResponseParser | None = None
 
     def feed(self, data: bytes) -> bytes:
-        """More of it; returns what of that is body."""
-        parser, parts, before = self._parser, self._parts, self.head
-        assert parser is not None, "it was ended"
+        """More of it, behind `raw`; returns what of that is body."""
+        if self.between and (body := self._plain(data)) is not None:
+            self._silent_bytes = 0
+            return body
+        parser, before = self._parser or self._begin(), self.head
+        parts = self._parts
         try:
             parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
@@ -57,6 +61,24 @@ class Answer:
         parts.clear()
         self._silent_bytes = 0
         return body
+
+    def _plain(self, data: bytes) -> bytes | None:
+        """The same of whole chunks, and of no more than the end behind them; None of all else."""
+        body = held(data)
+        if body is None and data.endswith(LAST):
+            body = held(data[: -len(LAST)])
+            self.ended = body is not None
+        return body
+
+    def _begin(self) -> httptools.HttpResponseParser:
+        """A parser, which has to read the head too."""
+        self._headers, self._parts = [], []
+        self.on_body = self._parts.append  # the parser's callback: no step of ours for each chunk
+        self._parser = parser = httptools.HttpResponseParser(self)
+        if self._raw:
+            self.head = NONE
+            parser.feed_data(self._raw)
+        return parser
 
     def fault(self, received_bytes: int) -> str:
         """Why it cannot go on; "" where it can. `received_bytes` of all of it."""

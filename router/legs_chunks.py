@@ -25,11 +25,13 @@ def whole(data: bytes) -> bool:
 
 
 def held(data: bytes) -> bytes | None:
-    """What chunks hold that are `whole`; None where it is anything else."""
+    """What whole chunks hold, or none at all; None where it is anything else."""
     at = data.find(b"\r") + 2
     size = len(data) - at - 2
     if size > 0 and data.startswith(b"%x\r\n" % size):
         return data[at:-2] if data.endswith(b"\r\n") else None
+    if not data:
+        return b""
     return b"".join(data.split(b"\r\n")[1::2]) if whole(data) else None
 
 

@@ -16,7 +16,7 @@ from typing import cast
 
 from .legs_answer import Answer
 from .legs_chunks import whole
-from .legs_errors import SENT, Cut, LegError, Malformed, Phase, Stale
+from .legs_errors import HEAD, SENT, Cut, LegError, Malformed, Phase, Stale
 from .legs_exchange import Exchange
 from .legs_heads import NONE, Heads
 from .legs_settings import LegSettings
@@ -109,12 +109,17 @@ class Connection(asyncio.Protocol):
             self._read(exchange, answer, data)
 
     def _begin(self, exchange: Exchange, data: bytes) -> None:
-        """The first bytes of an answer that has to be parsed."""
-        self._answer = answer = Answer(self._settings)
+        """The first bytes of an answer that is not here whole."""
+        raw, head = self._heads.opening(data)
+        self._answer = answer = Answer(self._settings, head, raw)
         self._breath_s, self._reads = self._settings.breath_s, 0
-        exchange.phase = Phase.HEAD
+        exchange.phase = HEAD
+        if raw:
+            exchange.received_bytes = len(raw)
+            self._read(exchange, answer, data[len(raw) :])
+            return
         self._read(exchange, answer, data)
-        if answer.head is not NONE and not answer.head.chunked:
+        if answer.head is not NONE:
             self._heads.learn(data, answer.head)
 
     def _read(self, exchange: Exchange, answer: Answer, data: bytes) -> None:

@@ -21,7 +21,7 @@ class Phase(StrEnum):
     BODY = "body"  # the head came, the body did not end
 
 
-SENT, BODY = Phase.SENT, Phase.BODY  # every leg comes by
+CONNECT, SENT, HEAD, BODY = Phase  # by which a leg comes
 
 
 @dataclass(eq=False)

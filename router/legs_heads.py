@@ -2,8 +2,8 @@
 
 Pure. legs_connection.py asks. The parser alone says what a valid head is; engines say the same one
 over and over but for its length (and a date, once a second), so one that was taken once is known by
-its other bytes, and an answer that is whole behind it needs no parser. Open it to change what is
-read off a head, or which are remembered.
+its other bytes, and an answer that is whole behind it needs no parser. One in chunks is known by all
+its bytes. Open it to change what is read off a head, or which are remembered.
 
     HTTP/1.1 200 OK | content-type: application/json | content-length: | 413 |      413: any number
 """
@@ -22,6 +22,7 @@ END = b"\r\n\r\n"
 LENGTH = b"content-length"
 CHUNKED = b"transfer-encoding"  # the parser takes no other than chunked
 BEFORE = b"content-length: "
+NO_HEAD = b"\0"  # none begins so
 MOST_HEADS = 512  # remembered; each is some engine's way to say 200, in one second
 MOST_BYTES = 2048  # of one
 
@@ -86,6 +87,8 @@ class Heads:
     def __init__(self) -> None:
         self._known: dict[bytes, Head] = {}
         self._last = END, 0, END, NONE  # found last: before its length, how long, behind it
+        self._chunked: dict[bytes, Head] = {}  # those of chunks, by all their bytes
+        self._opening = NO_HEAD, NONE  # of them, found last
 
     def whole(self, data: bytes) -> tuple[Head, bytes, bytes] | None:
         """Head, length and body of an answer whose head is known and which is all of `data`."""
@@ -94,7 +97,17 @@ class Heads:
             length, found, body = data[at:].partition(behind)
             if found and length == b"%d" % len(body):
                 return head, length, body
-        return self._another(data)
+        return None if data.startswith(self._opening[0]) else self._another(data)
+
+    def opening(self, data: bytes) -> tuple[bytes, Head]:
+        """What `data` begins with where that is a known head of chunks, whose body follows."""
+        if data.startswith(self._opening[0]):
+            return self._opening
+        raw = data[: data.find(END) + 4]
+        if (head := self._chunked.get(raw)) is None:
+            return b"", NONE
+        self._opening = raw, head
+        return self._opening
 
     def _another(self, data: bytes) -> tuple[Head, bytes, bytes] | None:
         """The same of one that is not like the last."""
@@ -112,25 +125,31 @@ class Heads:
         """Remember what the parser made of the begin of `data`, if its bytes say where it ends and
         that nothing but its length may differ."""
         end = data.find(END) + 4
+        if end > MOST_BYTES or not _plain(data[:end], head):
+            return
+        if head.chunked:
+            _keep(self._chunked, data[:end], head)
+            return
         at = data.find(BEFORE, 0, end) + len(BEFORE)
         stop = data.find(b"\r", at, end)
         line = data[at - len(BEFORE) - 2 : at] == b"\r\n" + BEFORE
-        if not line or end > MOST_BYTES or not data[at:stop].isdigit():
-            return
-        if not _plain(data[:end], head):
-            return
-        if len(self._known) >= MOST_HEADS:
-            self._known.clear()
-        self._known[data[:at] + data[stop:end]] = head
+        if line and data[at:stop].isdigit():
+            _keep(self._known, data[:at] + data[stop:end], head)
+
+
+def _keep(known: dict[bytes, Head], text: bytes, head: Head) -> None:
+    if len(known) >= MOST_HEADS:
+        known.clear()
+    known[text] = head
 
 
 def _plain(text: bytes, head: Head) -> bool:
-    """Nothing in front of it, one length, no other framing, and no line that ends or goes on in
-    another way than most: then every reader finds the same end of it."""
+    """Nothing in front of it, one framing, and no line that ends or goes on in another way than
+    most: then every reader finds the same end of it."""
     if head.status not in (200, 201, 202) or not text.startswith(b"HTTP/1.1 %d " % head.status):
         return False  # or a 1xx is in front
     names = [name for name, _ in head.headers]
-    if names.count(LENGTH) != 1 or CHUNKED in names:
+    if names.count(LENGTH) + names.count(CHUNKED) != 1:
         return False
     ends = text.count(b"\r\n")
     return ends == text.count(b"\r") == text.count(b"\n") == len(names) + 2

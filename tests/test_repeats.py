@@ -19,7 +19,7 @@ from kit.wait import until
 from kvplane.connections import Connection
 from kvplane.cycle import Cycle
 from kvplane.doors import Server
-from kvplane.repeats import TRIES, Repeat, Repeating, repeat
+from kvplane.repeats import MOST_BYTES, TRIES, Repeat, Repeating, repeat
 
 PLAIN = b"POST /rank?a=1 HTTP/1.1\r\nHost: a\r\nContent-Length: %d\r\nX-B: c\r\n\r\n%b"
 
@@ -203,10 +203,13 @@ NEVER = [
     b"POST /a HTTP/1.1\r\nHost: a\r\nContent-Length: %d \r\n\r\n%b",  # a blank behind it
     b"POST /a HTTP/1.1\r\nHost: a\r\nUpgrade: h2c\r\nConnection: upgrade, http2-settings\r\n"
     b"HTTP2-Settings: a\r\nContent-Length: %d\r\n\r\n%b",
+    b"POST /a HTTP/1.1\r\nHost: a\r\nX-B: "
+    + b"c" * MOST_BYTES
+    + b"\r\nContent-Length: %d\r\n\r\n%b",
 ]
 
 
-@pytest.mark.parametrize("head", NEVER)
+@pytest.mark.parametrize("head", NEVER, ids=range(len(NEVER)))
 async def test_what_more_hangs_on_is_not_kept(server: Server, head: bytes) -> None:
     client = await Client.of(server)
     client.writer.write(post(b"ab", head))

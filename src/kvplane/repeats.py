@@ -20,6 +20,7 @@ from kvplane.cycle import Cycle, Direct
 
 TRIES = 3  # heads in turn that differ from the one before; then nobody compares any more
 DIGITS = 15  # of a length
+MOST_BYTES = 4096  # of a head that is kept; connections may idle long
 
 _LENGTH = re.compile(rb"\r\ncontent-length: *", re.IGNORECASE)
 # What a length alone does not say, or what has to be answered before the body.
@@ -53,9 +54,9 @@ class Repeat(msgspec.Struct, frozen=True, gc=False):
 def repeat(data: bytes, cycle: Cycle, direct: Direct | None) -> Repeat | None:
     """Of what a request began with, all of whose head is in it; None where it is better read anew:
     a connection that ends, a body without a length, lines that end or go on in odd ways."""
-    end = data.find(b"\r\n\r\n") + 4
+    end = data.find(b"\r\n\r\n", 0, MOST_BYTES) + 4
     head = data[:end]
-    if end < 4 or not cycle.keep_alive or _UNUSUAL.search(head):
+    if not 4 <= end <= MOST_BYTES or not cycle.keep_alive or _UNUSUAL.search(head):
         return None
     lengths = _LENGTH.findall(head)
     lines = len(cycle.headers) + 2
