@@ -92,7 +92,7 @@ class Gateway:
         way = (follower.down_s, self._blind, follower.in_touch_at) if follower is not None else ()
         told = (self.settings.drift, self._book_compared, *way)
         self.loop = ClosedLoop(view, fleet, self.clock, *told)
-        ledger.on_close.append(Walks(metrics.stage_s).ended)
+        ledger.on_close.append(Walks(metrics.stage_s, metrics.request_s).ended)
         metrics.watch_drift(self.loop.errors, self.loop.verdict)
         metrics.watch_open(self._open())
         self.doubts = Doubts(view, fleet, self.loop, self._blind)

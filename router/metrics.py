@@ -87,11 +87,12 @@ class RouterMetrics:
     def _time(self) -> None:
         timer = self._timer
         self.request_s = timer("request_seconds", "Request in to last byte out.", SLOW_S, "route")
+        each = self.request_s  # of which these are parts
         self.first_byte_s = timer(
-            "first_byte_seconds", "Request in to first byte out.", SLOW_S, "route"
+            "first_byte_seconds", "Request in to first byte out.", SLOW_S, "route", along=each
         )
-        self.choose_s = timer("choose_seconds", "Tokens in to a pair chosen.", FAST_S)
-        self.tokenise_s = timer("tokenise_seconds", "A body to its token ids.", FAST_S)
+        self.choose_s = timer("choose_seconds", "Tokens in to a pair chosen.", FAST_S, along=each)
+        self.tokenise_s = timer("tokenise_seconds", "A body to its token ids.", FAST_S, along=each)
         self.stage_s = timer(
             "stage_seconds", "Stages of attempts, as their doers say.", STAGE_S, "stage", "outcome"
         )
@@ -99,8 +100,15 @@ class RouterMetrics:
     def _counter(self, name: str, text: str, *labels: str) -> Counts:
         return counts(self.registry, f"kvplane_router_{name}", text, *labels)
 
-    def _timer(self, name: str, text: str, grain: tuple[float, ...], *labels: str) -> Spreads:
-        return spreads(self.registry, f"kvplane_router_{name}", text, grain, *labels)
+    def _timer(
+        self,
+        name: str,
+        text: str,
+        grain: tuple[float, ...],
+        *labels: str,
+        along: Spreads | None = None,
+    ) -> Spreads:
+        return spreads(self.registry, f"kvplane_router_{name}", text, grain, *labels, along=along)
 
     def watch(
         self,

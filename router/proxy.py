@@ -103,7 +103,7 @@ class Proxy:
                 leg.abort()
         finally:
             account.close(clock.now(), self._count, self._opened)
-            account.decode.release()  # so dispatch.py calls the only leg
+            account.decode.release()  # as dispatch.py calls the only leg
 
     def _count(self, side: Side, target: Target, what: Outcome) -> None:
         self._gateway.metrics.legs.labels(_side(target), target.name, what).inc()

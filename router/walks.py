@@ -1,8 +1,8 @@
 """Walks: how long attempts were in each of the gateway's own stages, as a histogram.
 
-Edge: hears from the ledger of every attempt that is over, and counts many at once; before a scrape
-those that wait. Open it to change when or how stages are counted. Nothing is lost: whoever waits
-here is counted at the next scrape.
+Edge: hears from the ledger of every attempt that is over, and counts many at once: when many
+requests were answered, and before a scrape. Open it to change how stages are counted. Nothing is
+lost: whoever waits here is counted at the next scrape.
 
     begun    1.0  1.1  1.1  1.4   ended 1.9        one row of each walk and outcome
              1.5  1.6  1.6  1.8         2.4        a column less the one before: seconds
@@ -11,7 +11,7 @@ here is counted at the next scrape.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import attrgetter, sub
 
 from kvplane.tallies import Spreads
@@ -19,7 +19,6 @@ from kvplane.vocabulary import Stage
 
 from .meeting import ENDS, Meeting
 
-MOST_WAITING = 256  # attempts; to count them is half a millisecond in which nobody is served
 MOST_KINDS = 1000  # of walks that are kept once for all; most gateways see four
 
 STAGES, TIMES = slice(0, None, 2), slice(1, None, 2)  # of a trail's steps
@@ -31,20 +30,17 @@ Kind = tuple[tuple[Stage, ...], str]  # a walk, and how the attempt ended
 class Walks:
     """Attempts that are over, on their way into a histogram of stage and outcome."""
 
-    def __init__(self, spreads: Spreads) -> None:
+    def __init__(self, spreads: Spreads, requests: Spreads) -> None:
+        """`requests`: what is observed of each of them; how often attempts are counted."""
         self._spreads = spreads
         self._waiting: list[Meeting] = []
         self._known: dict[tuple[Stage, ...], tuple[Stage, ...]] = {}
+        self.ended: Callable[[Meeting], None] = self._waiting.append  # it is over
         spreads.on_show.append(self.fold)
-
-    def ended(self, meeting: Meeting) -> None:
-        """It is over."""
-        self._waiting.append(meeting)
-        if len(self._waiting) >= MOST_WAITING:
-            self.fold()
+        requests.on_many.append(self.fold)
 
     def fold(self) -> None:
-        """Count those that wait."""
+        """Count those that wait; of 256 in half a millisecond, in which nobody is served."""
         waiting, known = self._waiting[:], self._known
         rows: dict[Kind, list[Meeting]] = defaultdict(list)
         del self._waiting[: len(waiting)]

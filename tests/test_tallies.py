@@ -8,7 +8,7 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from prometheus_client.exposition import generate_latest
 
-from kvplane.tallies import counts, spreads
+from kvplane.tallies import MOST_WAITING, counts, spreads
 
 GRAIN = (0.001, 0.5, 1, 2.5)
 
@@ -99,3 +99,20 @@ def test_what_is_moved_by_its_labels_is_what_is_moved_by_their_words() -> None:
 def test_a_histogram_with_labels_is_not_moved_without() -> None:
     with pytest.raises(AssertionError, match="labels"):
         spreads(CollectorRegistry(), "k_seconds", "How long.", GRAIN, "what").observe(1)
+
+
+def test_what_goes_along_with_another_waits_no_longer_than_that_one() -> None:
+    registry = CollectorRegistry()
+    each = spreads(registry, "k_seconds", "How long.", GRAIN, "what")
+    bare = spreads(registry, "k_bare_seconds", "A part.", GRAIN, along=each)
+    named = spreads(registry, "k_named_seconds", "A part.", GRAIN, "what", along=each)
+    many = 3 * MOST_WAITING
+    for _ in range(many):
+        each.of["x",].observe(1)
+        bare.observe(0.7)
+        named.of["y",].observe(2)
+        waiting = [len(one._waiting) for one in (each.of["x",], bare.of[()], named.of["y",])]
+        assert max(waiting) <= MOST_WAITING
+    assert registry.get_sample_value("k_bare_seconds_count") == many
+    assert registry.get_sample_value("k_bare_seconds_bucket", {"le": "0.5"}) == 0
+    assert registry.get_sample_value("k_named_seconds_sum", {"what": "y"}) == 2 * many

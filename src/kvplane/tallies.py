@@ -23,6 +23,8 @@ from prometheus_client.utils import floatToGoString
 
 MOST_WAITING = 256  # of one histogram; to sort them in takes 50 us
 
+Calls = Sequence[Callable[[], None]]
+
 
 class Count:
     """One counter."""
@@ -41,39 +43,44 @@ class Count:
 class Spread:
     """One histogram. What is observed waits and is sorted in many at once."""
 
-    __slots__ = ("_bounds", "_counts", "_total", "_waiting")
+    __slots__ = ("_bounds", "_counts", "_on_many", "_total", "_waiting", "observe")
 
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self._bounds = bounds
+    def __init__(self, bounds: Sequence[float], on_many: Calls | None = ()) -> None:
+        """`on_many` is called when many wait here; None: somebody else says when to sort in."""
+        self._bounds, self._on_many = bounds, () if on_many is None else on_many
         self._counts = [0] * (len(bounds) + 1)
         self._total = 0.0
         self._waiting: list[float] = []
+        self.observe: Callable[[float], None] = (  # one more of this size
+            self._waiting.append if on_many is None else self._observe
+        )
 
-    def observe(self, value: float) -> None:
-        """One more of this size."""
+    def _observe(self, value: float) -> None:
         waiting = self._waiting
         waiting.append(value)
         if len(waiting) >= MOST_WAITING:
-            self._sort_in()
+            self.sort_in()
+            for call in self._on_many:
+                call()
 
     def observe_all(self, values: Iterable[float]) -> None:
         """Many at once."""
         self._waiting += values
-        self._sort_in()
+        self.sort_in()
 
     @property
     def counts(self) -> list[int]:
         """Of each bucket alone; the last is +Inf."""
-        self._sort_in()
+        self.sort_in()
         return self._counts
 
     @property
     def total(self) -> float:
         """Sum of all that was observed."""
-        self._sort_in()
+        self.sort_in()
         return self._total
 
-    def _sort_in(self) -> None:
+    def sort_in(self) -> None:
         """A look per bucket instead of one per value."""
         ordered, below = sorted(self._waiting), 0
         self._waiting.clear()
@@ -150,13 +157,28 @@ class Spreads(_Family[Spread]):
     """A histogram by labels."""
 
     def __init__(
-        self, name: str, text: str, bounds: Sequence[float], names: Sequence[str] = ()
+        self,
+        name: str,
+        text: str,
+        bounds: Sequence[float],
+        names: Sequence[str] = (),
+        along: Spreads | None = None,
     ) -> None:
+        """`along`: one that is observed about as often. When many wait there, these are sorted in
+        too, and to observe one of them calls nothing."""
         self._texts = [*map(floatToGoString, bounds), "+Inf"]
-        super().__init__(name, text, names, lambda: Spread(tuple(bounds)))
         self.on_show: list[Callable[[], None]] = []  # called before it is read
+        self.on_many: list[Callable[[], None]] = []  # called when many were observed
+        if along is not None:
+            along.on_many.append(self._sort_in)
+        then = self.on_many if along is None else None
+        super().__init__(name, text, names, lambda: Spread(tuple(bounds), then))
         bare = self.bare
         self.observe: Callable[[float], None] = bare.observe if bare else self._labelled
+
+    def _sort_in(self) -> None:
+        for spread in self._shown.values():
+            spread.sort_in()
 
     def _labelled(self, _: float) -> None:
         raise AssertionError(f"{self._name} has labels")
@@ -180,9 +202,14 @@ def counts(registry: CollectorRegistry, name: str, text: str, *labels: str) -> C
 
 
 def spreads(
-    registry: CollectorRegistry, name: str, text: str, bounds: Sequence[float], *labels: str
+    registry: CollectorRegistry,
+    name: str,
+    text: str,
+    bounds: Sequence[float],
+    *labels: str,
+    along: Spreads | None = None,
 ) -> Spreads:
     """A histogram on this registry."""
-    made = Spreads(name, text, bounds, labels)
+    made = Spreads(name, text, bounds, labels, along)
     registry.register(made)
     return made

@@ -10,8 +10,8 @@ from prometheus_client.exposition import generate_latest
 
 from kvplane.router.meeting import ENDS, Meeting
 from kvplane.router.metrics import STAGE_S
-from kvplane.router.walks import MOST_WAITING, Walks
-from kvplane.tallies import Spreads, spreads
+from kvplane.router.walks import Walks
+from kvplane.tallies import MOST_WAITING, Spreads, spreads
 from kvplane.vocabulary import Stage
 
 USUAL = (Stage.POLICY_INPUT, Stage.POOL, Stage.PAIR, Stage.FIRST_BYTE, Stage.END)
@@ -20,6 +20,10 @@ SHORT = (Stage.POOL, Stage.AVAILABILITY)
 
 def stage_s(registry: CollectorRegistry) -> Spreads:
     return spreads(registry, "stage_seconds", "How long.", STAGE_S, "stage", "outcome")
+
+
+def request_s() -> Spreads:
+    return spreads(CollectorRegistry(), "request_seconds", "How long.", STAGE_S)
 
 
 def meeting(number: int, walk: tuple[Stage, ...], outcome: str) -> Meeting:
@@ -48,12 +52,15 @@ def scraped(registry: CollectorRegistry) -> list[str]:
 def test_counted_at_once_is_counted_one_by_one(many: int) -> None:
     ours, theirs = CollectorRegistry(), CollectorRegistry()
     seen, expected = stage_s(ours), stage_s(theirs)
-    walks = Walks(seen)
+    requests = request_s()
+    walks = Walks(seen, requests)
     for number in range(many):
         walk = SHORT if number % 7 == 3 else USUAL
         met = meeting(number, walk, ("ok", "failed", "client_gone", "rejected")[number % 4])
         one_by_one(expected, met)
         walks.ended(met)
+        requests.observe(1.0)
+        assert len(walks._waiting) < MOST_WAITING, "nobody has to scrape"
     assert scraped(ours) == scraped(theirs)
     assert scraped(ours) == scraped(theirs), "a second scrape counts nothing again"
     for stage in Stage:
@@ -64,7 +71,7 @@ def test_counted_at_once_is_counted_one_by_one(many: int) -> None:
 
 def test_what_was_counted_keeps_its_trail_and_nothing_to_look_through_for_garbage() -> None:
     registry = CollectorRegistry()
-    walks = Walks(stage_s(registry))
+    walks = Walks(stage_s(registry), request_s())
     met = [meeting(number, USUAL, "ok") for number in range(3)]
     before = [one.trail for one in met]
     for one in met:
@@ -78,16 +85,18 @@ def test_what_was_counted_keeps_its_trail_and_nothing_to_look_through_for_garbag
 
 def test_walks_without_end_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kvplane.router.walks.MOST_KINDS", 20)
-    walks = Walks(stage_s(CollectorRegistry()))
+    requests = request_s()
+    walks = Walks(stage_s(CollectorRegistry()), requests)
     for number in range(4 * MOST_WAITING + 1):
         walks.ended(meeting(number, (Stage.POOL,) * (number % 100), "ok"))
+        requests.observe(1.0)
     walks.fold()
     assert len(walks._known) == 1
 
 
 def test_an_attempt_without_a_trail_is_no_stage() -> None:
     registry = CollectorRegistry()
-    walks = Walks(stage_s(registry))
+    walks = Walks(stage_s(registry), request_s())
     walks.ended(Meeting("r", 1, "/generate", "tiny", (), None, None, None, outcome="ok"))
     assert registry.get_sample_value("stage_seconds_count", {"stage": "pool"}) is None
     assert not walks._waiting
