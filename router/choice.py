@@ -9,20 +9,18 @@ asks per attempt, picker and decode-entry will ask too. Open it to change what a
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
-
-import msgspec
 
 from kvplane.index import View, chain
-from kvplane.vocabulary import Epoch, Knowledge, PrefixChain, Stage, Worker
+from kvplane.vocabulary import Knowledge, PrefixChain, Stage, Worker
 
 from .availability import available, candidates
 from .belief import Belief, Doubt, worse
 from .breaker import Breakers
+from .chosen import Choice
 from .depths import MOST_RANKED, NOTHING, Ranked, Ranker
 from .errors import GatewayError
 from .fleet import Fleet
-from .foretold import Depth, Foretold
+from .foretold import Foretold
 from .handoffs import HANDOFFS, Handoff
 from .meeting import Trail
 from .pairing import Compatible, NoPair, Pair, pair
@@ -33,32 +31,11 @@ from .settings import RouterSettings
 from .sides import Sides
 from .target import Target
 
+__all__ = ["BYTES_PER_TOKEN", "Choice", "Chooser", "Weighed"]
+
 BYTES_PER_TOKEN = 4  # of a body, where its tokens are not known
 UNRANKED = Ranked(0)  # nobody was asked what it holds
 MOST_KEPT = 4096  # choices of one model
-
-
-class Choice(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """Who serves, and why."""
-
-    prefill: Target | None  # None: a unified worker does both
-    decode: Target
-    depth: Depth
-    knowledge: Knowledge
-    reason: str  # "" where knowledge is exact
-    prefill_policy: str
-    decode_policy: str
-    candidates: int  # prefills that could have been taken
-    prompt_tokens: int = 0  # of all prompts; 0 = not known
-    prefill_epoch: Epoch | None = None  # lives the choice was made under, as the view has them
-    decode_epoch: Epoch | None = None
-    foretold: Foretold | None = None  # to be compared with what the engine tells; None = cannot be
-    alone: str = ""  # why its decode serves it alone, though there is a prefill
-
-    @property
-    def holder(self) -> Target:
-        """Whose cache was judged."""
-        return self.prefill or self.decode
 
 
 Ordered = Sequence[Candidate]  # best first
@@ -108,30 +85,28 @@ class Chooser:
         """Raises GatewayError where nobody can serve. `trail` is told when each stage begins but
         the first, which is the pool's and begins now."""
         fleet, breakers = self._fleet, self._breakers
-        sides = fleet.sides(ask.model)
+        sides, uneasy = fleet.sides(ask.model), fleet.uneasy
         if (
             prompt.tokens is not None
-            or (fleet.uneasy or without or breakers.shut or breakers.pairs.faults)
+            or (without or breakers.shut or breakers.pairs.faults)
+            or (uneasy and (uneasy.late or now >= uneasy.again))
             or (sides.several and now < fleet.ramping_until)
         ):
             ordered = self._order(ask, prompt, now, sides, without, trail)
             return self._met_by(ask, prompt, now, sides, *ordered)
-        # All may serve and nobody is asked what he holds: whose turn it is decides all the rest.
+        # All may serve and nobody is asked what he holds: whose turn it is decides the rest.
         if trail is not None:
             at = trail.now()
             trail.steps += (AVAILABILITY, at, INPUT, at, PAIR, at)
         firsts, seconds = sides.firsts, sides.seconds
         if sides.several:
             firsts, seconds = self._sorted(ask, prompt, firsts, seconds, False)
-        if not ask.plain:  # it may ask for what some cannot do
-            return self._met_by(ask, prompt, now, sides, UNRANKED, firsts, seconds)
-        key = firsts[0].target, seconds[0].target if seconds else None, prompt.reason
-        if sides.turn == self._view.turn and (kept := sides.choices.get(key)) is not None:
-            return kept
-        made = self._met_by(ask, prompt, now, sides, UNRANKED, firsts, seconds)
-        if not seconds or sides.fits:  # else who meets hangs on those behind them too
-            _keep(sides, key, made)
-        return made
+        if ask.plain and sides.turn == self._view.turn:  # others may ask for what some cannot do
+            first, second = firsts[0].target, seconds[0].target if seconds else None
+            found: Choice | None = sides.usual.get((first, second, prompt.reason))
+            if found is not None:
+                return found
+        return self._met_by(ask, prompt, now, sides, UNRANKED, firsts, seconds)
 
     def _met_by(
         self,
@@ -149,7 +124,10 @@ class Chooser:
         if seconds:
             prefill, decode = decode, seconds[0].target
             if self._breakers.pairs.faults or not (sides.fits or sides.fit(self._compatible)):
-                prefill, decode = self._meeting(firsts, seconds, now)
+                met = self._met(firsts, seconds, now)
+                if isinstance(met, NoPair):
+                    raise GatewayError(met.code, met.reason)
+                prefill, decode = met.prefill.target, met.decode.target
             if alone := _handoff(prefill).alone(ask):
                 prefill = None
         if prompt.tokens is None:
@@ -188,8 +166,7 @@ class Chooser:
             ranked = self._ranker.rank(ask.model, prompt, prompt.tokens, sides, tried)
             at = clock()
         steps += (PAIR, at)
-        firsts: Ordered = sides.firsts
-        seconds: Ordered = sides.seconds
+        firsts, seconds = sides.firsts, sides.seconds
         if not (sides.several or ranked.held):
             return ranked, firsts, seconds
         ramping = now < fleet.ramping_until
@@ -224,12 +201,6 @@ class Chooser:
     def _met(self, firsts: Ordered, seconds: Ordered, now: float) -> Pair | NoPair:
         return pair(firsts, seconds, self._compatible, self._breakers.pairs.apart(now))
 
-    def _meeting(self, firsts: Ordered, seconds: Ordered, now: float) -> tuple[Target, Target]:
-        met = self._met(firsts, seconds, now)
-        if isinstance(met, NoPair):
-            raise GatewayError(met.code, met.reason)
-        return met.prefill.target, met.decode.target
-
     def others(self, model: str, without: Collection[Worker], now: float) -> bool:
         """Can somebody serve who is none of these, on each side?"""
         try:
@@ -256,11 +227,16 @@ class Chooser:
         of a pair are told the same, made once."""
         turn = self._view.turn
         if sides.turn != turn:
-            sides.turn, sides.choices = turn, {}
+            sides.turn, sides.choices, sides.usual = turn, {}, {}
         key = prefill, decode, taken, prompt.reason, alone
         if (found := sides.choices.get(key)) is None:
             found = self._made(ask, prefill, decode, taken, UNRANKED, prompt, alone)
-            _keep(sides, key, found)
+            if len(sides.choices) >= MOST_KEPT:
+                return found
+            sides.choices[key] = found
+            if taken == len(sides.firsts) and not alone:
+                both = (decode, None) if prefill is None else (prefill, decode)
+                sides.usual[*both, prompt.reason] = found
         return found
 
     def _made(
@@ -302,12 +278,6 @@ class Chooser:
             foretold,
             alone,
         )
-
-
-def _keep(sides: Sides, key: Any, made: Choice) -> None:
-    """For those that will be told the same."""
-    if len(sides.choices) < MOST_KEPT:
-        sides.choices[key] = made
 
 
 def _handoff(prefill: Target) -> Handoff:

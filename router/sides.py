@@ -9,7 +9,7 @@ Open it to keep one more thing that is the same for all requests while nobody co
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -38,13 +38,14 @@ class Sides:
 
     prefills: tuple[Target, ...]
     decodes: tuple[Target, ...] = ()
-    firsts: tuple[Candidate, ...] = field(init=False)  # of the prefills
-    seconds: tuple[Candidate, ...] = field(init=False)
+    firsts: Sequence[Candidate] = field(init=False)  # of the prefills
+    seconds: Sequence[Candidate] = field(init=False)
     several: bool = field(init=False)  # is there anybody to choose between?
     spaces: Spaces | None = None  # depths.py's, as long as the view says the same
     fits: bool | None = None  # all fit all; None: nobody asked yet
     turn: int = -1  # of the view that the choices were made under
     choices: dict[Any, Any] = field(default_factory=dict)  # choice.py's, that requests share
+    usual: dict[Any, Any] = field(default_factory=dict)  # of them: all could be taken, both meet
 
     def __post_init__(self) -> None:
         self.firsts = tuple(map(Candidate, self.prefills))

@@ -23,7 +23,7 @@ from kvplane.router.legs import Legs
 from kvplane.router.looks import look
 from kvplane.router.metrics import RouterMetrics
 from kvplane.router.prompts import Prompt, Prompts
-from kvplane.router.request import parse
+from kvplane.router.request import CHAT, parse
 from kvplane.router.settings import BreakerSettings, RouterSettings
 from kvplane.vocabulary import (
     Epoch,
@@ -40,6 +40,8 @@ from kvplane.vocabulary import (
 )
 
 TOKENS = list(range(100))
+BODY = "/generate", b'{"text":"x"}'
+PLAIN = CHAT, b'{"messages":[{"role":"user","content":"x"}]}'
 P1, P2, D1 = Worker(Pod("p1")), Worker(Pod("p2")), Worker(Pod("d1"))
 
 
@@ -76,7 +78,7 @@ class House:
         self.view.apply(Known(worker, Epoch(1), Knowledge.EXACT, "", 0.0))
 
     def choose(self, *prompts: list[int], **more: Any) -> Choice:
-        ask = parse("/generate", b'{"text":"x"}', "id")
+        ask = parse(*more.pop("body", BODY), "id")
         prompt = more.pop("prompt", None) or Prompt(tuple(prompts) or (TOKENS,))
         return self.chooser.choose(ask, prompt, more.pop("now", 0.0), **more)
 
@@ -109,17 +111,24 @@ def test_a_choice_carries_the_lives_it_was_made_under() -> None:
     assert (met["prefill"]["epoch"], met["decode"]["epoch"]) == (1, None)
 
 
-def test_where_no_tokens_are_known_all_requests_of_a_pair_share_a_choice() -> None:
+@pytest.mark.parametrize("body", [BODY, PLAIN])
+def test_where_no_tokens_are_known_all_requests_of_a_pair_share_a_choice(body: Any) -> None:
     house = House()
-    slow, busy = Prompt(None, "slow"), Prompt(None, "busy")
-    first = house.choose(prompt=slow)
-    assert house.choose(prompt=slow) is first
-    assert house.choose(prompt=busy).reason != first.reason
-    assert house.choose(prompt=slow, without=[P1]).holder.worker == P2
+    slow = {"prompt": Prompt(None, "slow"), "body": body, "now": 1000.0}  # nobody is new
+    first = house.choose(**slow)
+    assert house.choose(**slow) is first
+    assert house.choose(prompt=Prompt(None, "busy"), body=body).reason != first.reason
+    assert house.choose(**slow, without=[P1]).holder.worker == P2
+    assert house.choose(**slow) is first
     house.store(P1, 3)  # another life as the view has it
-    assert (first.prefill_epoch, house.choose(prompt=slow).prefill_epoch) == (None, Epoch(1))
+    assert (first.prefill_epoch, house.choose(**slow).prefill_epoch) == (None, Epoch(1))
+    house.differences = ("page size",)
     house.up("p1", Role.PREFILL, events=())
-    told = house.choose(prompt=slow)
+    with pytest.raises(GatewayError, match="page size"):
+        house.choose(**slow)
+    house.differences = ()
+    house.up("p1", Role.PREFILL, events=())
+    told = house.choose(**slow)
     assert (first.knowledge, told.knowledge) == (Knowledge.DARK, Knowledge.OFF)
 
 

@@ -20,7 +20,7 @@ from kvplane.router.choice import Chooser
 from kvplane.router.errors import GatewayError
 from kvplane.router.fleet import Fleet
 from kvplane.router.plans import Prompt
-from kvplane.router.request import Ask, parse
+from kvplane.router.request import CHAT, Ask, parse
 from kvplane.router.settings import BreakerSettings, FleetSettings, RouterSettings
 from kvplane.router.target import Booking, Lost, Uneasy
 from kvplane.vocabulary import (
@@ -48,6 +48,10 @@ from kvplane.vocabulary import (
 NAMES, MODELS, SIZES = ("a", "b", "c", "d", "e"), ("tiny", "tiny", "big", ""), (8, 16)
 ASKED = ("tiny", "big", "lora", "", "nobody's")
 PROMPTS = [list(range(at, at + 70)) for at in (0, 100)]
+BODIES = {
+    "/generate": '{"text":"x","model":"%s"}',
+    CHAT: '{"messages":[{"role":"user","content":"x"}],"model":"%s"}',  # plain
+}
 SETTINGS = FleetSettings(failures=2, successes=1, ramp_s=3.0, stuck_s=4.0)
 
 
@@ -209,8 +213,9 @@ def test_whatever_changed_those_who_remember_choose_as_fresh_ones_do(seed: int) 
         for _ in range(scene.chance.choice((1, 1, 3))):
             scene.chance.choice(CHANGES)(scene)
         model, own = scene.chance.choice(ASKED), scene.chance.random() < 0.2
-        ask = parse("/generate", b'{"text":"x","model":"%s"}' % model.encode(), "id")
-        tokens = (scene.chance.choice(PROMPTS),) if scene.chance.random() < 0.9 else None
+        path, body = scene.chance.choice(list(BODIES.items()))
+        ask = parse(path, (body % model).encode(), "id")
+        tokens = (scene.chance.choice(PROMPTS),) if scene.chance.random() < 0.6 else None
         prompt = Prompt(tokens, None if tokens else "slow", False, "lora" if own else "")
         state = scene.chance.getstate()
         kept = answers(scene.kept, scene.fleet, ask, prompt, scene)
