@@ -64,11 +64,12 @@ class Answer:
 
     def _plain(self, data: bytes) -> bytes | None:
         """The same of whole chunks, and of no more than the end behind them; None of all else."""
-        body = held(data)
-        if body is None and data.endswith(LAST):
-            body = held(data[: -len(LAST)])
-            self.ended = body is not None
-        return body
+        if data.endswith(LAST):
+            body = held(data[: -len(LAST)]) if len(data) > len(LAST) else b""
+            if body is not None:
+                self.ended = True
+                return body
+        return held(data) if data else b""
 
     def _begin(self) -> httptools.HttpResponseParser:
         """A parser, which has to read the head too."""

@@ -17,22 +17,26 @@ def whole(data: bytes) -> bool:
     size = len(data) - data.find(b"\r") - 4
     if size > 0 and data.startswith(b"%x\r\n" % size):
         return data.endswith(b"\r\n")  # one, as most
-    words = data.split(b"\r\n")
-    sizes = words[:-1:2]
-    if not sizes or words[-1] or b"0" in sizes:
-        return False
-    return sizes == [b"%x" % len(word) for word in words[1::2]]
+    return _several(data) is not None
 
 
 def held(data: bytes) -> bytes | None:
-    """What whole chunks hold, or none at all; None where it is anything else."""
+    """What whole chunks hold; None where it is anything else."""
     at = data.find(b"\r") + 2
     size = len(data) - at - 2
     if size > 0 and data.startswith(b"%x\r\n" % size):
         return data[at:-2] if data.endswith(b"\r\n") else None
-    if not data:
-        return b""
-    return b"".join(data.split(b"\r\n")[1::2]) if whole(data) else None
+    parts = _several(data)
+    return None if parts is None else b"".join(parts)
+
+
+def _several(data: bytes) -> list[bytes] | None:
+    """What each holds. With a line break in one of them its size fits no part."""
+    words = data.split(b"\r\n")
+    sizes, parts = words[:-1:2], words[1::2]
+    if not sizes or words[-1] or b"0" in sizes:
+        return None
+    return parts if sizes == [b"%x" % len(part) for part in parts] else None
 
 
 def closed(data: bytes, last: bytes) -> bool:

@@ -2,8 +2,8 @@
 
 Pure. legs_connection.py asks. The parser alone says what a valid head is; engines say the same one
 over and over but for its length (and a date, once a second), so one that was taken once is known by
-its other bytes, and an answer that is whole behind it needs no parser. One in chunks is known by all
-its bytes. Open it to change what is read off a head, or which are remembered.
+its other bytes, and an answer that is whole behind it needs no parser. The head of one in chunks
+is known by all its bytes. Open it to change what is read off a head, or which are remembered.
 
     HTTP/1.1 200 OK | content-type: application/json | content-length: | 413 |      413: any number
 """
@@ -22,7 +22,6 @@ END = b"\r\n\r\n"
 LENGTH = b"content-length"
 CHUNKED = b"transfer-encoding"  # the parser takes no other than chunked
 BEFORE = b"content-length: "
-NO_HEAD = b"\0"  # none begins so
 MOST_HEADS = 512  # remembered; each is some engine's way to say 200, in one second
 MOST_BYTES = 2048  # of one
 
@@ -88,7 +87,7 @@ class Heads:
         self._known: dict[bytes, Head] = {}
         self._last = END, 0, END, NONE  # found last: before its length, how long, behind it
         self._chunked: dict[bytes, Head] = {}  # those of chunks, by all their bytes
-        self._opening = NO_HEAD, NONE  # of them, found last
+        self._opening = END, NONE  # of them, found last
 
     def whole(self, data: bytes) -> tuple[Head, bytes, bytes] | None:
         """Head, length and body of an answer whose head is known and which is all of `data`."""
@@ -101,13 +100,14 @@ class Heads:
 
     def opening(self, data: bytes) -> tuple[bytes, Head]:
         """What `data` begins with where that is a known head of chunks, whose body follows."""
-        if data.startswith(self._opening[0]):
-            return self._opening
-        raw = data[: data.find(END) + 4]
-        if (head := self._chunked.get(raw)) is None:
-            return b"", NONE
-        self._opening = raw, head
-        return self._opening
+        raw, head = self._opening
+        if head is NONE or not data.startswith(raw):
+            raw = data[: data.find(END) + 4]
+            head = self._chunked.get(raw, NONE)
+            if head is NONE:
+                return b"", NONE
+            self._opening = raw, head
+        return raw, head
 
     def _another(self, data: bytes) -> tuple[Head, bytes, bytes] | None:
         """The same of one that is not like the last."""

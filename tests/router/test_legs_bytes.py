@@ -196,6 +196,9 @@ def test_what_only_looks_like_a_known_answer_is_read_as_any_other(raw: bytes) ->
         b"HTTP/1.1 103 Early\r\ncontent-length: 2\r\n\r\n"
         b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nhi",
         b"HTTP/1.1 404 No\r\ncontent-length: 2\r\n\r\nhi",
+        b"HTTP/1.1 404 No\r\ntransfer-encoding: chunked\r\n\r\n2\r\nhi\r\n",
+        b"HTTP/1.1 103 Early\r\n\r\nHTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n",
+        b"HTTP/1.1 200 OK\r\nx: a\r\n b\r\ntransfer-encoding: chunked\r\n\r\n",
         b"HTTP/1.1 200 OK\r\ncontent-length: 2 \r\n\r\nhi",
         b"HTTP/1.1 200 OK\r\nx: %b\r\ncontent-length: 2\r\n\r\nhi" % (b"a" * 2048),
     ],
@@ -203,7 +206,7 @@ def test_what_only_looks_like_a_known_answer_is_read_as_any_other(raw: bytes) ->
 def test_a_head_that_is_not_plain_is_not_remembered(raw: bytes) -> None:
     heads = Heads()
     feed([raw], heads=heads)
-    assert heads.whole(raw) is None
+    assert heads.whole(raw) is None and not heads.opening(raw)[0]
 
 
 def test_before_any_head_is_known_none_is() -> None:
@@ -229,7 +232,9 @@ def test_heads_that_are_remembered_are_bounded() -> None:
     for date in range(MOST_HEADS + 7):
         raw = b"HTTP/1.1 200 OK\r\ndate: %d\r\ncontent-length: 2\r\n\r\nhi" % date
         assert feed([raw], heads=heads).kept and heads.whole(raw) is not None
-    assert len(heads._known) <= MOST_HEADS
+        raw = b"HTTP/1.1 200 OK\r\ndate: %d\r\ntransfer-encoding: chunked\r\n\r\n" % date
+        assert feed([raw], heads=heads).status and heads.opening(raw)[0] == raw
+    assert len(heads._known) <= MOST_HEADS and len(heads._chunked) <= MOST_HEADS
 
 
 @settings(max_examples=100)
@@ -333,6 +338,31 @@ def test_chunks_handed_on_as_they_are_hold_what_another_parser_reads_however_cut
     assert b"".join(got) == h11_says(raw).body
 
 
+KNOWN = Heads()  # of these two
+
+
+@settings(max_examples=200)
+@given(
+    st.sampled_from([STREAM, CHUNKED]),
+    st.lists(PLAIN | ODD, max_size=6),
+    st.sampled_from([b"0\r\n\r\n", b"0\r\nx: y\r\n\r\n", b"00\r\n\r\n", b"0;a\r\n\r\n", b"", b"x"]),
+    st.lists(st.floats(0, 1), max_size=6),
+)
+@example(STREAM, [b"3\r\n0\r\n\r\n"], b"0\r\n\r\n", [0.9])
+@example(STREAM, [b"3\r\n0\r\n\r\n"], b"", [])
+@example(STREAM, [b"5\r\nhello\r\n"], b"0\r\n\r\n0\r\n\r\n", [])
+def test_chunks_behind_a_known_head_are_read_as_if_it_were_new(
+    head: bytes, chunks: list[bytes], end: bytes, places: list[float]
+) -> None:
+    raw = head + b"".join(chunks) + end
+    edges = [len(head + b"".join(chunks[:at])) for at in range(len(chunks) + 1)]
+    cuts = sorted({0, len(raw), *edges[::2], *(int(place * len(raw)) for place in places)})
+    parts = [raw[a:b] for a, b in pairwise(cuts)]
+    assert feed(parts, heads=KNOWN) == feed(parts)
+    assert feed([raw], heads=KNOWN) == feed([raw])
+    assert KNOWN.opening(head + b"x")[0] == head
+
+
 def test_parts_that_somebody_takes_never_reach_the_parser() -> None:
     connection = Connection(LIMITS, lambda: 0.0, lambda _: None, lambda _: None)
     connection.connection_made(cast(asyncio.Transport, Wire()))
@@ -405,6 +435,8 @@ def test_a_hostile_answer_is_malformed_however_it_is_cut(raw: bytes, step: int) 
     came = feed([raw[at : at + step] for at in range(0, len(raw), step)])
     assert came.error is Malformed, came
     assert not came.kept
+    assert feed([CHUNKED], heads=KNOWN).status and KNOWN.opening(CHUNKED)[0]
+    assert feed([raw[at : at + step] for at in range(0, len(raw), step)], heads=KNOWN) == came
 
 
 def test_what_an_engine_floods_is_cut_off_at_a_bound() -> None:
