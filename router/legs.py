@@ -22,7 +22,7 @@ from kvplane.runtime import Clock, SystemClock, cancel, supervise
 from .credentials import Credentials
 from .legs_connection import Connection
 from .legs_engine import Engine
-from .legs_errors import LegError, PoolFull, Refused, TlsFailed
+from .legs_errors import SENT, LegError, PoolFull, Refused, TlsFailed
 from .legs_exchange import Bell, Exchange, Rung
 from .legs_heads import Heads
 from .legs_settings import LegSettings
@@ -116,16 +116,19 @@ class Legs:
         else:
             head = b"%b%b\r\n" % (line, headers)
         now, bell, calm = self._now(), bell or Bell(), patient or slow
-        limits = self._settings
-        exchange = Exchange(origin, head, body, limits, bell, patient, calm, slow, now, now, now)
-        engine = self._engines.get(origin) or self._engine(origin)
+        limits, engine = self._settings, self._engines.get(origin) or self._engine(origin)
         idle = engine.idle
         while idle:
-            connection = idle.pop()  # the newest
-            if connection.usable(now):
-                connection.send(exchange, True)
+            newest = idle.pop()
+            if now - newest.free_since < newest.expire_s and not newest.closing():  # usable()
+                exchange = Exchange(
+                    origin, head, body, limits, bell, patient, calm, slow, now, now, now,
+                    newest, SENT, True,
+                )  # fmt: skip
+                newest.carry(exchange)
                 return exchange
-            connection.abort()
+            newest.abort()
+        exchange = Exchange(origin, head, body, limits, bell, patient, calm, slow, now, now, now)
         self._want(origin, engine, exchange)
         return exchange
 

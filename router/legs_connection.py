@@ -32,7 +32,8 @@ class Connection(asyncio.Protocol):
     lost = False
     free_since = 0.0
     stale_after_s = 0.0  # how long it had idled when it turned out to be dead
-    _transport: asyncio.Transport  # as soon as the connection is made
+    closing: Callable[[], bool]  # as soon as the connection is made
+    _transport: asyncio.Transport
     _answer: Answer | None = None  # that is being parsed
     _reads, _breath_s = 0, 0.0
 
@@ -53,14 +54,17 @@ class Connection(asyncio.Protocol):
 
     def usable(self, now: float) -> bool:
         """Of one that idles: open, and not past the time after which the engine may close it."""
-        return now - self.free_since < self.expire_s and not self._transport.is_closing()
+        return now - self.free_since < self.expire_s and not self.closing()
 
     def send(self, exchange: Exchange, reused: bool = False) -> None:
-        """Write the request; from now on all bytes belong to `exchange`. `reused`: this connection
-        was kept."""
+        """Write the request of one that waited for a connection. `reused`: this one was kept."""
+        exchange.line, exchange.phase, exchange.reused = self, SENT, reused
+        self.carry(exchange)
+
+    def carry(self, exchange: Exchange) -> None:
+        """Write the request of one that has this connection; all bytes are its own from now on."""
         assert self.exchange is None, "connection is not idle"
         self.exchange = exchange
-        exchange.line, exchange.phase, exchange.reused = self, SENT, reused
         body = exchange.body_out
         if len(body) < self._joined_bytes:
             self._transport.write(exchange.head_out + body)
@@ -86,6 +90,7 @@ class Connection(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's is one by shape only
+        self.closing = transport.is_closing
         self.free_since = self._now()
 
     def data_received(self, data: bytes) -> None:

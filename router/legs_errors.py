@@ -21,7 +21,7 @@ class Phase(StrEnum):
     BODY = "body"  # the head came, the body did not end
 
 
-CONNECT, SENT, HEAD, BODY = Phase  # by which a leg comes
+CONNECT, SENT, HEAD, BODY = Phase  # every leg comes by
 
 
 @dataclass(eq=False)

@@ -14,7 +14,7 @@ from typing import Protocol
 
 import msgspec
 
-from .legs_errors import BODY, Aborted, LegError, Phase, PoolFull, TimedOut, TooLarge
+from .legs_errors import BODY, CONNECT, Aborted, LegError, Phase, PoolFull, TimedOut, TooLarge
 from .legs_heads import Head, Pairs
 from .legs_settings import LegSettings
 from .legs_wire import Origin
@@ -81,8 +81,10 @@ class Exchange(msgspec.Struct, eq=False):
     _begun: float = 0.0  # by the pool's clock
     since: float = 0.0  # that it is in its phase
     moved_at: float = 0.0  # when the connection last brought bytes
+    line: Line | None = None  # its connection
+    phase: Phase = CONNECT
+    reused: bool = False
     on_over: Callable[[Exchange], None] | None = None  # the pool's, before it has a connection
-    phase: Phase = Phase.CONNECT
     status: int = 0  # 0 until the head came
     stream: bool = False  # it is answered with server-sent events
     error: LegError | None = None
@@ -90,8 +92,6 @@ class Exchange(msgspec.Struct, eq=False):
     over: bool = False  # complete or failed: nothing more will come
     paused: bool = False
     received_bytes: int = 0
-    reused: bool = False
-    line: Line | None = None
     buffered_bytes: int = 0  # of the body, that came and were not taken
     tap: Callable[[bytes], bool] | None = None  # may take a part as it comes
     relay: Callable[[bytes], bool] | None = None  # the same of whole chunks, framing and all
@@ -119,13 +119,14 @@ class Exchange(msgspec.Struct, eq=False):
     def take(self) -> bytes:
         """All body bytes that came since the last call, in order; b"" where none did."""
         data, self._data = self._data, b""
-        if self._more is not None:
-            data, self._more = b"".join([data, *self._more]), None
-        self.buffered_bytes = 0
-        if self.paused:
-            self.paused = False
-            if self.line is not None:
-                self.line.resume()
+        if self.buffered_bytes:  # else it was here whole, or nothing is
+            self.buffered_bytes = 0
+            if self._more is not None:
+                data, self._more = b"".join([data, *self._more]), None
+            if self.paused:
+                self.paused = False
+                if self.line is not None:
+                    self.line.resume()
         return data
 
     async def head(self) -> int:
@@ -222,10 +223,12 @@ class Exchange(msgspec.Struct, eq=False):
 
     def got_whole(self, head: Head, length: bytes, body: bytes, size: int) -> None:
         """A whole answer of so many bytes, in one read."""
-        self._head, self._length, self.status, self.stream = head, length, head.status, head.stream
+        self._head, self._length, self.status = head, length, head.status
         self._data, self.received_bytes = body, size
         self.complete = self.over = True
         self.line = None
+        if head.stream:
+            self.stream = True
         self.bell.ring()
 
     def finish(self, data: bytes = b"") -> None:
