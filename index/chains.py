@@ -16,7 +16,7 @@ from __future__ import annotations
 import threading
 from array import array
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import cast
 
 from xxhash import xxh3_64_intdigest
@@ -25,7 +25,7 @@ from kvplane.recall import Shelf
 from kvplane.vocabulary import BlockHash, Namespace, PrefixChain
 
 from .hashing import Tokens, chain, chained, extend, pack, seed
-from .numerals import Numerals
+from .numerals import Numerals, Piece, Place
 from .texts import Texts
 from .unrolled import Unrolled
 
@@ -85,11 +85,12 @@ class Chains:
         count = len(row) if isinstance(row, Numerals) else len(row) // 4
         if extra or size < 1 or count <= PAGE_BLOCKS * size:
             return self.chain(tokens, namespace, extra)  # hardly more than a look would name
+        names, parent = array("Q"), seed(namespace)
         if isinstance(row, Numerals):
-            pages = self._pieces(seed(namespace), row, size)
+            pages = self._pieces(names, (parent, size, b""), row)
         else:
-            pages = self._pages(seed(namespace), row, size)
-        blocks = Unrolled(count // size, pages)
+            pages = self._pages(parent, row, size)
+        blocks = Unrolled(count // size, pages, names)
         # A row like the tuple it stands for, as far as anybody asks it who does not change it.
         return PrefixChain(namespace, cast("tuple[BlockHash, ...]", blocks), count)
 
@@ -111,23 +112,36 @@ class Chains:
                     self._remember(above, page, size, names)
             parent = names[-1]
 
-    def _pieces(self, parent: int, row: Numerals, size: int) -> Iterator[Sequence[int]]:
-        """The same along pieces of text; a block has its name from that in which it ends."""
-        step, left = 4 * size, b""  # of the block that is not whole yet
-        for piece in row.pieces():
-            key, named, packed = (parent, size, left), piece.named, piece.packed
-            rest = (len(left) + len(packed)) % step
-            if named is not None and named[0] == key:
-                names = named[1]
+    def _pieces(self, begun: array[int], place: Place, row: Numerals) -> Iterator[Sequence[int]]:
+        """The same along pieces of text; a block has its name from that in which it ends. Those of
+        the first pieces that have names already are put to those that `begun` has."""
+        many = 0
+        for piece in row.found:
+            named = piece.named
+            if named is None or named[0] != place:
+                break
+            _, names, place = named
+            begun += names
+            many += 1
+        if begun:
+            self._count("recalled", len(begun))
+        return self._further(place, row.pieces(many))
+
+    def _further(self, place: Place, pieces: Iterable[Piece]) -> Iterator[Sequence[int]]:
+        for piece in pieces:
+            named = piece.named
+            if named is not None and named[0] == place:
+                _, names, place = named
                 self._count("recalled", len(names))
                 yield names
-            else:
-                names, packed = array("Q"), left + packed
-                yield from self._strides(parent, packed[: len(packed) - rest], size, names)
-                if 8 * len(names) <= piece.room:
-                    piece.named = key, names  # of one chain: most have one, and it is soon made
-            left = (left + piece.packed[-step:])[-rest:] if rest else b""
-            parent = names[-1] if names else parent
+                continue
+            parent, size, left = begins = place
+            names, packed = array("Q"), left + piece.packed
+            whole = len(packed) // (4 * size) * 4 * size
+            yield from self._strides(parent, packed[:whole], size, names)
+            place = names[-1] if names else parent, size, packed[whole:]
+            if 8 * len(names) + len(place[2]) <= piece.room:
+                piece.named = begins, names, place  # of one chain: most have one, soon made
 
     def _strides(
         self, parent: int, packed: bytes, size: int, names: array[int]

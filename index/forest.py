@@ -252,17 +252,17 @@ class Forest:
 
     def depths(self, blocks: Sequence[int], among: int) -> tuple[list[tuple[int, int]], list[Step]]:
         """How far the unbroken prefix of each ordinal in `among` goes; a prompt's first block
-        begins a run, or nobody holds it.
-
-        Returns (bitmap of ordinals, depth) pairs that part `among`, and the runs on the way.
+        begins a run, or nobody holds it. Returns (bitmap of ordinals, depth) pairs that part
+        `among`, and the runs on the way.
         """
-        found: list[tuple[int, int]] = []
-        path: list[Step] = []
         at, end, left, heads = 0, len(blocks), among & self.alive, self.heads
         late = blocks if type(blocks) is Unrolled else None  # named no further than needed
-        if left != among:
-            found.append((among & ~left, 0))
+        blocks = blocks if late is None else late.found
+        found: list[tuple[int, int]] = [] if left == among else [(among & ~left, 0)]
+        path: list[Step] = []
         while left and at < end:
+            if late is not None and at >= len(blocks):
+                late.unroll(at + 1)
             if (run := heads.get(blocks[at])) is None:
                 break
             mine = run.blocks

@@ -25,16 +25,20 @@ _COMMA, _BLANK, _ZERO = b", 0"
 _TWO = 0x0101  # bytes that are both True
 Letters = npt.NDArray[np.uint8]
 Truths = npt.NDArray[np.bool_]
+# In a chain: the name before, tokens of a block, and packed tokens of one that is not whole yet.
+Place = tuple[int, int, bytes]
 
 
 class Piece:
     """Some numbers of a list, and which names the blocks have that end in it: of one chain."""
 
-    __slots__ = ("named", "packed", "text")
+    __slots__ = ("named", "next", "packed", "text")
 
     def __init__(self, text: bytes, packed: bytes) -> None:
-        self.text, self.packed = text, packed  # the same as little-endian u32
-        self.named: tuple[tuple[int, int, bytes], array[int]] | None = None  # see chains.py
+        self.text = text  # up to the number that the next one begins with
+        self.packed = packed  # the same as little-endian u32
+        self.named: tuple[Place, array[int], Place] | None = None  # where it begins and ends
+        self.next = (0, 0)  # under which that is remembered which followed it last: texts.py
 
     @property
     def room(self) -> int:
@@ -50,53 +54,63 @@ class Piece:
 class Memory(Protocol):
     """What is needed of one who remembers pieces of such texts; texts.py offers it."""
 
-    def get(self, text: bytes, step: int) -> Piece | None: ...
+    def known(self, text: bytes, at: int, last: int, step: int) -> list[Piece]: ...
 
-    def put(self, piece: Piece, step: int) -> None: ...
+    def keep(self, piece: Piece, step: int) -> None: ...
 
 
 class Numerals:
     """Of one prompt. Not for several threads at a time."""
 
-    __slots__ = ("_at", "_count", "_found", "_last", "_memory", "_step", "_text")
+    __slots__ = ("_at", "_count", "_last", "_memory", "_step", "_text", "found")
 
     def __init__(
         self, text: bytes, rest: tuple[int, int, int], known: list[Piece], count: int,
         memory: Memory | None,
     ) -> None:  # fmt: skip
         self._text, (self._at, self._last, self._step) = text, rest
-        self._found, self._count, self._memory = known, count, memory
+        self._count, self._memory = count, memory
+        self.found = known  # pieces that are read
 
     def __len__(self) -> int:
         return self._count
 
-    def pieces(self) -> Iterator[Piece]:
-        """All of it in order; what nobody knows is read when it is asked for."""
-        yield from self._found
+    def pieces(self, first: int = 0) -> Iterator[Piece]:
+        """All from one on; what nobody knows is read when it is asked for."""
+        yield from self.found[first:]
         while self._at < self._last:
             yield self._next()
 
     def packed(self, start: int, stop: int) -> bytes:
         """Numbers start..stop-1, or those of them that there are, as little-endian u32."""
-        many = sum(len(piece.packed) for piece in self._found)
+        many = sum(len(piece.packed) for piece in self.found)
         while many < 4 * stop and self._at < self._last:
             many += len(self._next().packed)
-        return b"".join(piece.packed for piece in self._found)[4 * start : 4 * stop]
+        return b"".join(piece.packed for piece in self.found)[4 * start : 4 * stop]
 
     def _next(self) -> Piece:
         end = self._text.find(b",", self._at + PIECE_BYTES, self._last)
-        text = self._text[self._at : end if end >= 0 else self._last]
-        piece = Piece(text, np.fromstring(text, "<u4", sep=",").tobytes())
-        self._at = end + self._step if end >= 0 else self._last
-        if end >= 0 and self._memory is not None:
-            self._memory.put(piece, self._step)
-        self._found.append(piece)
+        whole = end >= 0
+        end = end if whole else self._last
+        packed = np.fromstring(self._text[self._at : end], "<u4", sep=",").tobytes()
+        end = end + self._step if whole else end
+        piece = Piece(self._text[self._at : end], packed)
+        if whole and self._memory is not None:
+            self._memory.keep(piece, self._step)
+        self._at = end
+        self.found.append(piece)
         return piece
 
 
 def numerals(text: bytes, first: int, last: int, memory: Memory | None = None) -> Numerals | None:
     """Of what stands between the brackets of a list; None where it is for the plain way."""
-    at, step, known = _known(text, first, last, memory)
+    behind = text.find(b",", first, last) + 1
+    at, step, count, known = first, 2 if text[behind : behind + 1] == b" " else 1, 1, list[Piece]()
+    if memory is not None:
+        known = memory.known(text, first, last, step)
+        for piece in known:
+            at += len(piece.text)
+            count += len(piece.packed) // 4
     if at >= last or text[at] < _ZERO:
         return None
     letters = np.frombuffer(text, np.uint8, last - at, at)
@@ -114,24 +128,7 @@ def numerals(text: bytes, first: int, last: int, memory: Memory | None = None) -
         return None
     if _long(digit):
         return None
-    count = sum(len(piece.packed) for piece in known) // 4 + commas + 1
-    return Numerals(text, (at, last, step), known, count, memory)
-
-
-def _known(
-    text: bytes, first: int, last: int, memory: Memory | None
-) -> tuple[int, int, list[Piece]]:
-    """Where the first piece begins that nobody remembers, how far the end of a number is from the
-    next, and the pieces before."""
-    behind = text.find(b",", first, last) + 1
-    at, step, known = first, 2 if text[behind : behind + 1] == b" " else 1, list[Piece]()
-    while memory is not None and (end := text.find(b",", at + PIECE_BYTES, last)) >= 0:
-        piece = memory.get(text[at:end], step)
-        if piece is None or (step == 2 and text[end + 1 : end + 2] != b" "):
-            break
-        known.append(piece)
-        at = end + step
-    return at, step, known
+    return Numerals(text, (at, last, step), known, count + commas, memory)
 
 
 def _begun(letters: Letters, comma: Truths, digit: Truths, step: int) -> bool:

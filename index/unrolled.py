@@ -10,7 +10,6 @@ that is new everywhere is never hashed. chains.py fills it. Open it to change wh
 from __future__ import annotations
 
 from array import array
-from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from typing import cast, overload
 
@@ -20,11 +19,13 @@ from kvplane.vocabulary import BlockHash
 class Unrolled(Sequence[BlockHash]):
     """`count` names that `pages` brings, one row after the other."""
 
-    __slots__ = ("_count", "_found", "_pages")
+    __slots__ = ("_count", "_pages", "found")
 
-    def __init__(self, count: int, pages: Iterator[Sequence[int]]) -> None:
+    def __init__(
+        self, count: int, pages: Iterator[Sequence[int]], found: array[int] | None = None
+    ) -> None:
         self._count, self._pages = count, pages
-        self._found = array("Q")
+        self.found = array("Q") if found is None else found  # so far; it grows
 
     def __len__(self) -> int:
         return self._count
@@ -34,27 +35,35 @@ class Unrolled(Sequence[BlockHash]):
     @overload
     def __getitem__(self, at: slice) -> Sequence[BlockHash]: ...
     def __getitem__(self, at: int | slice) -> BlockHash | Sequence[BlockHash]:
-        found = self._found
+        found = self.found
         if isinstance(at, slice) or at < 0:
-            self._unroll(self._count)
+            self.unroll(self._count)
         elif at >= len(found):
-            self._unroll(at + 1)
+            self.unroll(at + 1)
         # An array is like the tuple it stands for, as far as anybody asks who does not change it.
         return cast("BlockHash | Sequence[BlockHash]", found[at])
 
-    def _unroll(self, many: int) -> None:
-        while len(self._found) < many and (page := next(self._pages, None)) is not None:
-            self._found.extend(page)
+    def unroll(self, many: int) -> None:
+        """At least so many are found then, if there are."""
+        while len(self.found) < many and (page := next(self._pages, None)) is not None:
+            self.found.extend(page)
 
     def agreement(self, at: int, run: array[int]) -> int:
         """How many blocks of `run` are those from `at` on; the first is known to be."""
-        found, most, same = self._found, min(len(run), self._count - at), 1
+        found, most, same = self.found, min(len(run), self._count - at), 1
         while same < most:
-            self._unroll(at + same + 1)
+            if len(found) - at == same:
+                self.unroll(at + same + 1)
             known = min(len(found) - at, most)
             assert known > same, "pages bring as many names as were promised"
-            if found[at + known - 1] != run[known - 1]:  # equality is monotone: see runs.py
-                alike = range(same, known)
-                return same + bisect_left(alike, True, key=lambda n: found[at + n] != run[n])
-            same = known
+            if found[at + known - 1] == run[known - 1]:  # equality is monotone: see runs.py
+                same = known
+                continue
+            while same < known:
+                middle = (same + known) // 2
+                if found[at + middle] == run[middle]:
+                    same = middle + 1
+                else:
+                    known = middle
+            return same
         return same
