@@ -96,27 +96,16 @@ class Aftermath:
             meeting.actual_tokens = attempt.usage.cached_tokens()
             if foretold is not None or meeting.predicted_tokens is not None:
                 self._on_cached(meeting, foretold)
-            self._finish(attempt, meeting, account)
+            _finish(attempt, meeting, account)
             return
         if len(self._tasks) >= MOST_TASKS:
             self._on_dropped()
             attempt.abort()
-            self._finish(attempt, meeting, account)
+            _finish(attempt, meeting, account)
             return
         task = asyncio.create_task(self._run(Ended(attempt, bell, meeting, account, foretold)))
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
-
-    def _finish(self, attempt: Attempt, meeting: Meeting, account: Account) -> None:
-        prefill, decode = attempt.prefill, attempt.decode
-        if not attempt.prefill_ended:  # else it was given back then
-            account.release_prefill()
-        attempt.let_go()
-        meeting.decode_leg = _seen(decode)
-        if prefill is not None:
-            meeting.prefill_leg = _seen(prefill)
-        if not meeting.sides:
-            meeting.collected = True
 
     def _at_once(self, meeting: Meeting) -> bool:
         """Are its engines to be asked now?"""
@@ -142,7 +131,7 @@ class Aftermath:
         except Exception:
             log.exception("aftermath failed request=%s action=drop", meeting.request_id)
         finally:
-            self._finish(attempt, meeting, account)
+            _finish(attempt, meeting, account)
 
     async def _collect(self, meeting: Meeting) -> None:
         """Ask until every engine told its stages, for at most COLLECT_S."""
@@ -181,10 +170,26 @@ class Aftermath:
                     self._on_stage(record)
 
 
-def _seen(leg: Exchange) -> Leg:
-    """What could be seen of it from here."""
-    if leg.complete:
-        return Leg(leg.status, leg.received_bytes, True)
+def _finish(attempt: Attempt, meeting: Meeting, account: Account) -> None:
+    """What could be seen of both legs from here is all of them that is kept."""
+    prefill, decode = attempt.prefill, attempt.decode
+    meeting.decode_leg = (
+        Leg(decode.status, decode.received_bytes, True) if decode.complete else _broken(decode)
+    )
+    if prefill is not None:
+        meeting.prefill_leg = (
+            Leg(prefill.status, prefill.received_bytes, True)
+            if prefill.complete
+            else _broken(prefill)
+        )
+    if not attempt.prefill_ended:  # else it was given back then
+        account.release_prefill()
+    attempt.let_go()
+    if not meeting.sides:
+        meeting.collected = True
+
+
+def _broken(leg: Exchange) -> Leg:
     error = leg.error
     return Leg(leg.status, leg.received_bytes, False, "" if error is None else error.detail)
 

@@ -120,7 +120,7 @@ def meeting(
         look.directory,
         look.sides if bindings else (),
         look.silent,
-        _traceparent(ask) if b"traceparent" in dict(ask.headers) else "",
+        _traceparent(ask) if ask.headers else "",
         steps,
         steps[1],
         opened_at,

@@ -110,8 +110,7 @@ class Journey:
 
     def arrive(self, client: Client) -> None:
         """Give everything back; what can wait goes into the aftermath."""
-        means, meeting = self.means, self.meeting
-        account, sent = self.account, self.sent
+        means, meeting, account = self.means, self.meeting, self.account
         if meeting.outcome == "ok" and meeting.first_byte is not None:
             for count in self.look.served:  # circuits were told at the first byte: no more is left
                 count.value += 1
@@ -120,7 +119,7 @@ class Journey:
                 means.ledger.close(meeting, "failed", {"message": "ended by the gateway"})
             account.close(meeting.ended or means.now(), means.count, means.opened)
         account.decode.release()
-        if sent is None:
+        if (sent := self.sent) is None:
             account.release_prefill()
             meeting.collected = True
             return
@@ -136,7 +135,9 @@ class Journey:
         self.account.began(now)
 
     def _prefill_ended(self) -> None:
-        self.account.release_prefill()
+        stake = self.account.prefill
+        assert stake is not None, "no prefill ended"
+        stake.release()
         self.meeting.prefill_ended = self.means.now()
 
     def _judge(self, failed: LegFailed) -> None:

@@ -14,6 +14,7 @@ from typing import Annotated, Any
 import msgspec
 
 from .errors import GatewayError, invalid
+from .legs_wire import FORWARDED
 
 MOST_SAMPLES = 128  # n; OpenAI's own limit
 MOST_PROMPTS = 4096  # prompts in one list
@@ -39,7 +40,7 @@ class Ask(msgspec.Struct, frozen=True, gc=False):
     prompts: int = 1  # how many the body holds
     batched: bool = False  # a list of prompts, also of one
     samples: int = 1  # n
-    headers: tuple[tuple[bytes, bytes], ...] = ()  # of the client, as they came
+    headers: tuple[tuple[bytes, bytes], ...] = ()  # as they came, where one concerns an engine
     stream: bool = False  # does the client want server-sent events?
     model: str = ""  # as the client named it
     plain: bool = False  # a chat of texts alone, and of members that are USUAL
@@ -75,6 +76,8 @@ USUAL = frozenset(_Plain.__struct_fields__).union(
 def parse(path: str, raw: bytes, request_id: str, headers: tuple[Any, ...] = ()) -> Ask:
     """An Ask of a body. Raises GatewayError (400) naming the member that is wrong."""
     body = _decode(raw)
+    if FORWARDED.isdisjoint(dict(headers)):  # as most
+        headers = ()
     if path == CHAT and body.keys() <= USUAL:
         try:
             told = msgspec.convert(body, _Plain)

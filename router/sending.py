@@ -35,7 +35,7 @@ from .legs import Legs
 from .legs_errors import Aborted, Stale
 from .legs_exchange import Bell, Exchange
 from .legs_settings import LegSettings
-from .legs_wire import FORWARDED, Origin, forwarded, header_lines
+from .legs_wire import Origin, forwarded, header_lines
 from .logprobs import Merge
 from .metrics import RouterMetrics
 from .prefill_ids import PrefillIds
@@ -268,6 +268,6 @@ class Sending:
 def shared_lines(ask: Ask) -> bytes:
     """Headers of whatever is sent to an engine for this request: nothing of the client's that could
     name a room, a rank or a host."""
-    if FORWARDED.isdisjoint(dict(ask.headers)):  # as most
+    if not ask.headers:  # as most
         return JSON_LINE
     return header_lines([(b"content-type", b"application/json"), *forwarded(ask.headers)])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kvplane.router.errors import GatewayError
+from kvplane.router.legs_wire import FORWARDED
 from kvplane.router.request import parse, sane_id
 
 CHAT, TEXT, GENERATE = "/v1/chat/completions", "/v1/completions", "/generate"
@@ -105,3 +106,12 @@ def test_a_request_id_is_taken_over_only_where_it_is_harmless(
     given: bytes | None, kept: bool
 ) -> None:
     assert (sane_id(given, lambda: "made") != "made") is kept
+
+
+def test_headers_that_concern_no_engine_are_let_go() -> None:
+    body = b'{"prompt":"x"}'
+    plain = ((b"host", b"h"), (b"content-type", b"application/json"))
+    assert parse(TEXT, body, "r", plain).headers == ()
+    for name in FORWARDED:
+        told = (*plain, (name, b"x"))
+        assert parse(TEXT, body, "r", told).headers == told
