@@ -45,15 +45,15 @@ class Admission:
         self.places = Places(settings.most_requests, settings.queue)
         # A place where one is free; `leave` gives it back. Else `enter` waits for one.
         self.enter_at_once, self.leave = self.places.take, self.places.leave
-        self._bounded = self._rate.limited or settings.most_requests >= 0
-        self.held_bytes = 0  # of bodies of requests under way
+        # Can anybody be turned away before his body is read, whatever his key may?
+        self.bounded = self._rate.limited or settings.most_requests >= 0
+        self.held_bytes = 0  # of bodies of requests under way: `hold` adds, who is done subtracts
         self.refused: Counter[tuple[str, str]] = Counter()  # (key, why); read by a scrape
         self.waited: Counter[str] = Counter()  # of those who had to wait, by what came of it
 
     def look(self, key: Key, now: float) -> None:
-        """Before a body is read: raises GatewayError where it would be read for nothing."""
-        if not (self._bounded or key.bounded):
-            return
+        """Before a body is read: raises GatewayError where it would be read for nothing. Only
+        where this or the key is bounded."""
         if key.bucket.limited and (wait_s := key.bucket.take(now)):
             raise self._over_rate(key, "of this key", wait_s)
         if self._rate.limited and (wait_s := self._rate.take(now)):
@@ -90,10 +90,6 @@ class Admission:
             text = f"the bodies of all requests under way have {self.held_bytes} bytes"
             raise self._refuse(key, "memory", text, 503)
         self.held_bytes = held
-
-    def let_go(self, size: int) -> None:
-        """These bytes are no longer held."""
-        self.held_bytes -= size
 
     async def _wait(self, waiting: Waiting, client: Asking) -> None:
         """Until called, pushed out, late, or left alone."""

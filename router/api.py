@@ -38,6 +38,7 @@ from .tenants import SALTED, apart
 log = logging.getLogger(__name__)
 
 MOST_ADMIN_BYTES = 1024 * 1024  # of a body to an admin route: workers are told in less
+NAME = b"x-request-id"
 DECODABLE = (b"", b"identity")  # content-encoding of a body we can splice
 
 
@@ -76,23 +77,22 @@ class Api:
 
     async def _infer(self, path: str, headers: HeaderList, client: AsgiClient) -> None:
         """Key, rate, body, what it asks, a place, the answer; all given back in turn."""
-        metrics, admission, now = self._metrics, self.admission, self._now
+        metrics, admission, keys, now = self._metrics, self.admission, self.keys, self._now
         client.now, client.first_s = now, metrics.first_byte_s.of[path,]
         client.begun = begun = now()
         told = dict(reversed(headers))  # the first of a name counts
-        given = told.get(b"x-request-id")
-        request_id = sane_id(given, DICE.hex_id) if given else DICE.hex_id()
+        request_id = sane_id(name, DICE.hex_id) if (name := told.get(NAME)) else DICE.hex_id()
         try:
-            key = self.keys.anybody or self.keys.of(headers)
-            admission.look(key, begun)
+            key = keys.anybody or keys.of(headers)
+            if admission.bounded or key.bounded:
+                admission.look(key, begun)
             key.running += 1
             try:
-                if b"connection" in told or b"content-encoding" in told or self.keys.guarded:
+                if b"connection" in told or b"content-encoding" in told or keys.guarded:
                     headers = self._onward(headers, told.get(b"content-encoding", b""))
                 raw = client.body_here(self._limits.most_body_bytes, admission.hold, key)
                 if raw is None:
                     raw = await client.body(self._limits, told, admission.hold, key)
-                    client.watch()
                 read, handle = self._ways[path]
                 if len(raw) <= LONG_BYTES:
                     wanted = read(path, raw, request_id, headers, key.salt)
@@ -105,9 +105,10 @@ class Api:
                 finally:
                     admission.leave()
             finally:
-                client.unwatch()
+                if client.watching is not None:
+                    client.unwatch()
                 key.running -= 1
-                admission.let_go(client.held_bytes)
+                admission.held_bytes -= client.held_bytes
         except Exception as error:
             await _failed(error, request_id, client)
         finally:
@@ -159,5 +160,5 @@ def read_ask(path: str, raw: bytes, request_id: str, headers: HeaderList, salt: 
 
 def _error_head(error: GatewayError, request_id: str) -> HeaderList:
     head = error.head()
-    named = any(name == b"x-request-id" for name, _ in head)
-    return head if named else [*head, (b"x-request-id", request_id.encode())]
+    named = any(name == NAME for name, _ in head)
+    return head if named else [*head, (NAME, request_id.encode())]

@@ -55,7 +55,7 @@ class AsgiClient:
     now: Callable[[], float]
     first_s: Spread | None = None  # told how long it was until an answer began to leave
     _head: tuple[int, HeaderList] | None = None  # not sent yet
-    _watching: asyncio.Task[None] | None = None
+    watching: asyncio.Task[None] | None = None  # that it leaves, where our server does not tell
 
     def __init__(self, receive: Receive, send: Send, cycle: Cycle | None = None) -> None:
         self._receive, self._send, self._cycle, self.bell = receive, send, cycle, Bell()
@@ -117,8 +117,8 @@ class AsgiClient:
     async def body(
         self, limits: AdmissionSettings, told: Mapping[bytes, bytes], hold: Hold, key: Key
     ) -> bytes:
-        """The request's body as it comes; `told` are its headers, `hold` is told of each part.
-        Raises GatewayError 413, 408 and what `hold` raises; ClientGone."""
+        """The request's body as it comes; then it is watched. `told` are its headers, `hold` is
+        told of each part. Raises GatewayError 413, 408 and what `hold` raises; ClientGone."""
         most, declared = limits.most_body_bytes, told.get(b"content-length", b"")
         if declared.isdigit() and int(declared) > most:
             raise _too_large(most)
@@ -135,6 +135,7 @@ class AsgiClient:
                     self._hold(len(part), hold, key)
                     parts.append(part)
                     if not more:
+                        self.watch()
                         return part if len(parts) == 1 else b"".join(parts)
                     last = begun + limits.body_s + size / limits.body_pace
                     deadline.reschedule(min(loop.time() + limits.body_idle_s, last))
@@ -161,13 +162,13 @@ class AsgiClient:
         if self._cycle is not None:
             self._cycle.on_leave(self._left)
         else:  # a server that is not ours
-            self._watching = asyncio.create_task(self._watch())
+            self.watching = asyncio.create_task(self._watch())
 
     def unwatch(self) -> None:
         """It may leave."""
-        if self._watching is not None:
-            self._watching.cancel()
-            self._watching = None  # it holds us: together they would be garbage
+        if self.watching is not None:
+            self.watching.cancel()
+            self.watching = None  # it holds us: together they would be garbage
 
     async def _watch(self) -> None:
         while (await self._receive())["type"] != "http.disconnect":

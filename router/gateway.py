@@ -29,6 +29,7 @@ from .blame import LegFailed
 from .breaker import Breakers
 from .choice import Choice, Chooser, Weighed
 from .closed_loop import ClosedLoop
+from .counted import Counted
 from .dispatch import Client, pause
 from .doubts import Doubts
 from .errors import GatewayError, let_go
@@ -96,6 +97,7 @@ class Gateway:
         metrics.watch_drift(self.loop.errors, self.loop.verdict)
         metrics.watch_open(self._open())
         self.doubts = Doubts(view, fleet, self.loop, self._blind)
+        self._counted = Counted(metrics, self.doubts)
         self._chooser = Chooser(
             view, fleet, self.breakers, self.settings, compatible, chance, self._blind,
             self.doubts.doubt, (chains or Chains()).unrolled,
@@ -117,13 +119,13 @@ class Gateway:
         await self.aftermath.stop()
 
     async def handle(self, ask: Ask, client: Client) -> None:
-        """Answer one request. Raises GatewayError while nothing of an answer has left; ClientGone
-        and BrokenBody where nobody is left to be told."""
+        """Answer one request. Raises GatewayError where no answer began; ClientGone, BrokenBody."""
         settings, clock = self.settings, self.clock.now
         begun = clock()
-        prompt = self._tokens(ask)
-        if not isinstance(prompt, Prompt):
-            prompt = await prompt
+        prompt = self._prompts.untold(ask.model) if ask.plain else None
+        if prompt is None:
+            told = self._tokens(ask)
+            prompt = told if isinstance(told, Prompt) else await told
         since = now = clock()
         self.metrics.tokenise_s.observe(now - begun)
         self._budget.earn()
@@ -140,7 +142,7 @@ class Gateway:
                 now = clock()
                 trail.steps += (POOL, now)
                 continue
-            self._chosen(ask, choice, prompt, now, before)
+            self._chosen(ask, choice, prompt, now, before is not None)
             journey = Journey(self._means, ask, choice, number, trail)
             try:
                 await journey.travel(client)
@@ -159,17 +161,14 @@ class Gateway:
 
     async def weigh(self, ask: Ask) -> tuple[Prompt, Weighed]:
         """Whom this request would be given to now; nothing is sent or taken for it."""
-        prompt = self._tokens(ask)
-        if not isinstance(prompt, Prompt):
-            prompt = await prompt
+        told = self._tokens(ask)
+        prompt = told if isinstance(told, Prompt) else await told
         return prompt, self._chooser.weigh(ask, prompt, self.clock.now())
 
     # -- in order of use
 
     def _tokens(self, ask: Ask) -> Prompt | Awaitable[Prompt]:
         """At once where nobody has to be asked."""
-        if ask.plain and (untold := self._prompts.untold(ask.model)) is not None:
-            return untold
         model, most = self.fleet.asked_for(ask.model)
         long = len(ask.raw) > LONG_BYTES
         chars = most * facts.CHARS_PER_TOKEN
@@ -203,20 +202,15 @@ class Gateway:
         self.ledger.refuse(facts.refused(ask), trail, error)
         raise before or error from None
 
-    def _chosen(
-        self, ask: Ask, choice: Choice, prompt: Prompt, now: float, before: GatewayError | None
-    ) -> None:
+    def _chosen(self, ask: Ask, choice: Choice, prompt: Prompt, now: float, again: bool) -> None:
         """A choice was made, from `now` on; whose pair is too short for the prompt goes no way."""
         if prompt.tokens is not None and (most := facts.pair_tokens(choice)):
             facts.check_length(ask, prompt, most)
-        metrics = self.metrics
-        metrics.choose_s.observe(self.clock.now() - now)
-        metrics.knowledge.of[choice.knowledge, self.doubts.why(choice, prompt)].value += 1
-        if before is None:
-            model = (choice.prefill or choice.decode).model
-            metrics.prompt_tokens.of[model,].value += choice.prompt_tokens
-        if choice.prefill is None:
-            metrics.undisaggregated.labels(choice.alone or "unified worker").inc()
+        self.metrics.choose_s.observe(self.clock.now() - now)
+        if (count := self._counted.get(choice)) is not None:
+            count.value += 1
+        else:
+            self._counted.count(choice, prompt, again)
 
     def _again(
         self, failed: LegFailed, journey: Journey, number: int, deadline: float

@@ -9,6 +9,7 @@ one key's flood holds up itself. Open it to change who goes first, or who is tur
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 
 
@@ -38,7 +39,7 @@ class Places:
     """Counts those who run, and keeps those who wait in order."""
 
     def __init__(self, most: int, queue: int) -> None:
-        self._most, self._queue = most, queue  # most -1: no limit
+        self._most, self._queue = most if most >= 0 else math.inf, queue  # -1: no limit
         self._lines: dict[str, dict[Waiting, None]] = {}  # by key, none empty; in order of turns
         self.running = 0
         self.waiting = 0
@@ -46,7 +47,7 @@ class Places:
     @property
     def free(self) -> bool:
         """Is there a place? Then nobody waits."""
-        return not 0 <= self._most <= self.running
+        return self.running < self._most
 
     def full(self, line: str) -> bool:
         """Would `join` turn this one away now?"""
@@ -54,10 +55,10 @@ class Places:
 
     def take(self) -> bool:
         """Have a place where one is free; each is given back by one `leave`. Tells whether."""
-        if 0 <= self._most <= self.running:
-            return False
-        self.running += 1
-        return True
+        if (running := self.running) < self._most:
+            self.running = running + 1
+            return True
+        return False
 
     def join(self, line: str) -> Waiting | None:
         """Wait for a place; None where there is no room to wait either."""
