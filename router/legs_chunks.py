@@ -40,7 +40,12 @@ def _several(data: bytes) -> list[bytes] | None:
 
 
 def closed(data: bytes, last: bytes) -> bool:
-    """Does a read end behind a chunk? `last` is what the parser took last of it for data. Were more
-    of the chunk to come, all bytes to the end would be data, and no line could stand behind them.
+    """Does a read surely end behind a chunk? `last` is what the parser took last of it for data.
+    Were more of that chunk to come, all bytes to the end would be data, and no line could stand
+    behind them but the size of the next one: where that says again what is before it.
+
+        2 | \\r\\n | a2 | \\r\\n | a2 | \\r\\n              162 bytes are to come
     """
-    return data.endswith(b"%x\r\n%b\r\n" % (len(last), last))
+    if not data.endswith(b"%x\r\n%b\r\n" % (len(last), last)):
+        return False
+    return not data.endswith(b"%b\r\n%b\r\n" % (last, last.rpartition(b"\r\n")[2]))
