@@ -25,6 +25,7 @@ CHAT = "/v1/chat/completions"
 NATIVE = "/generate"  # SGLang's own route
 MOST_COUNTED = 2**31
 CONTENT = (str, list, type(None))  # of a message; a union made anew would cost as much as the rest
+READ = msgspec.json.Decoder().decode
 SANE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 Body = dict[str, Any]
@@ -75,7 +76,12 @@ USUAL = frozenset(_Plain.__struct_fields__).union(
 
 def parse(path: str, raw: bytes, request_id: str, headers: tuple[Any, ...] = ()) -> Ask:
     """An Ask of a body. Raises GatewayError (400) naming the member that is wrong."""
-    body = _decode(raw)
+    try:
+        body = READ(raw)
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise _unreadable(error) from None
+    if type(body) is not dict:
+        raise GatewayError("invalid_request", f"body must be a JSON object, not {_kind(body)}")
     if FORWARDED.isdisjoint(dict(headers)):  # as most
         headers = ()
     if path == CHAT and body.keys() <= USUAL:
@@ -134,16 +140,10 @@ def sane_id(given: bytes | None, make: Callable[[], str]) -> str:
     return text if SANE_ID.fullmatch(text) else make()
 
 
-def _decode(raw: bytes) -> Body:
-    try:
-        body = msgspec.json.decode(raw)
-    except (msgspec.DecodeError, msgspec.ValidationError) as error:
-        raise GatewayError("invalid_request", f"body is no valid JSON: {error}") from None
-    except RecursionError:
-        raise GatewayError("invalid_request", "body is nested too deeply") from None
-    if type(body) is not dict:
-        raise GatewayError("invalid_request", f"body must be a JSON object, not {_kind(body)}")
-    return body
+def _unreadable(error: Exception) -> GatewayError:
+    if isinstance(error, RecursionError):
+        return GatewayError("invalid_request", "body is nested too deeply")
+    return GatewayError("invalid_request", f"body is no valid JSON: {error}")
 
 
 def _kind(value: object) -> str:
