@@ -41,11 +41,12 @@ class Answer:
 
     def feed(self, data: bytes) -> bytes:
         """More of it, behind `raw`; returns what of that is body."""
-        if self.between and (body := self._plain(data)) is not None:
-            self._silent_bytes = 0
-            return body
-        parser, before = self._parser or self._begin(), self.head
-        parts = self._parts
+        parser = self._parser
+        if parser is None:
+            if self.between and (body := self._plain(data)) is not None:
+                return body
+            parser = self._begin()
+        parts, before = self._parts, self.head
         try:
             parser.feed_data(data)
         except httptools.HttpParserCallbackError as error:
