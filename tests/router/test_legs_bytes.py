@@ -384,9 +384,23 @@ def test_chunks_that_hold_sizes_of_chunks_are_never_taken_for_their_framing(
     first = int(place * (len(lines) - 1))
     for cuts in ({0, *lines[first::2], len(body)}, {0, *lines}):
         parts = [body[a:b] for a, b in pairwise(sorted(cuts))]
-        for heads in (None, KNOWN):
+        for heads in (Heads(), KNOWN):
             came = feed([STREAM, *parts], heads=heads)
             assert came.body == b"".join(held) and came.complete and came.kept
+            assert b"".join(_handed_on([STREAM, *parts], heads)) == came.body
+
+
+def _handed_on(parts: list[bytes], heads: Heads) -> list[bytes]:
+    """What somebody gets who takes whole chunks as they are."""
+    connection = Connection(LIMITS, lambda: 0.0, lambda _: None, lambda _: None, heads)
+    connection.connection_made(cast(asyncio.Transport, Wire()))
+    leg, got = Exchange(Origin("h", 1), b"", b"", LIMITS, Bell()), list[bytes]()
+    connection.send(leg)
+    for part in parts:
+        connection.data_received(part)
+        got.append(leg.take())
+        leg.relay = lambda chunks: got.append(frames(chunks)) is None
+    return got
 
 
 def test_parts_that_somebody_takes_never_reach_the_parser() -> None:
