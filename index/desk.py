@@ -29,6 +29,7 @@ from .answers import Doubts
 from .chains import Chains
 from .errors import BadValue
 from .follower import Follower
+from .frames import Frames
 from .lines import Lines
 from .metrics import IndexMetrics
 from .refusals import JSON, Refusal, headers, refused
@@ -64,6 +65,7 @@ class Desk:
         self._fleet, self._metrics, self._chains = fleet, metrics, chains
         self._settings, self._clock = settings, clock
         self._lines, self._roster = Lines(view, doubts), Roster(())
+        self._frames = Frames(settings.most_hashes, chains.texts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """One question, one answer."""
@@ -122,13 +124,12 @@ class Desk:
             return refused(error)
 
     def _read(self, told: Told, query: bytes, data: bytes) -> question.Question:
-        most = self._settings.most_hashes
         for name, value in told:
-            if name == b"content-type":
+            if name == b"content-type" and value != b"application/json":
                 packed = _PACKED.get(value.lower().partition(b";")[0].rstrip())
                 if packed is not None:
-                    return packed(data, query.decode("latin-1"), most)
-        return question.read(data, most, self._chains.texts)
+                    return packed(data, query.decode("latin-1"), self._settings.most_hashes)
+        return self._frames.read(data)
 
     def _found(self, asked: question.Question) -> bytes:
         begun, (asked, sizes, seen) = self._clock.now(), self._meant(asked)

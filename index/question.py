@@ -19,7 +19,7 @@ import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 from urllib.parse import parse_qs
 
 import msgspec
@@ -30,7 +30,7 @@ from kvplane.vocabulary import BlockHash, Namespace, PrefixChain, Worker
 from .errors import BadValue
 from .hashing import Tokens, chain, from_hex
 from .numerals import Memory, numerals
-from .spans import cut, hexes, numbers
+from .spans import Span, cut, hexes, numbers
 
 PACKED = "application/vnd.kvplane.hashes"  # content type; clients call any bytes octet-stream
 PACKED_TOKENS = "application/vnd.kvplane.tokens"
@@ -84,7 +84,12 @@ _body = msgspec.json.Decoder(_Body)
 
 def read(data: bytes, most_hashes: int, memory: Memory | None = None) -> Question:
     """Of a JSON body. Raises BadValue naming the member, what it was and what would be right."""
-    body, row = _parts(data, memory)
+    return framed(data, most_hashes, memory)[0]
+
+
+def framed(data: bytes, most_hashes: int, memory: Memory | None) -> tuple[Question, Span | None]:
+    """The same, and where its list is, if that was read at once: frames.py."""
+    body, row, span = _parts(data, memory)
     ways = body.token_ids, body.prompt, body.messages, body.block_hashes
     if ways.count(None) != len(WAYS) - 1:
         given = [name for name, way in zip(WAYS, ways, strict=True) if way is not None]
@@ -98,21 +103,22 @@ def read(data: bytes, most_hashes: int, memory: Memory | None = None) -> Questio
     workers, items = _workers(body.workers), _items(body) if body.items else ()
     tokens = hashes = text = None
     if body.block_hashes is not None:
-        _few(len(body.block_hashes if row is None else row), most_hashes)
+        few(len(body.block_hashes if row is None else row), most_hashes)
         hashes = _hashes(body.block_hashes) if row is None else row
     elif body.token_ids is not None:
         tokens = body.token_ids if row is None else row
     else:
         text = msgspec.json.decode(data)
-    return Question(body.model, body.adapter, body.salt, workers, tokens, hashes, text, items)
+    asked = Question(body.model, body.adapter, body.salt, workers, tokens, hashes, text, items)
+    return asked, span
 
 
 def read_packed(data: bytes, query: str, most_hashes: int) -> Question:
     """Of a body that is hashes alone. Raises as `read` does."""
     _whole("block_hashes", data, 8)
-    _few(len(data) // 8, most_hashes)
+    few(len(data) // 8, most_hashes)
     asked, _ = _address(query)
-    return replace(asked, hashes=_named(data, "little"))
+    return replace(asked, hashes=numbers(data, "little"))
 
 
 def read_packed_tokens(data: bytes, query: str, most_hashes: int) -> Question:
@@ -148,12 +154,13 @@ def _short(body: _Body) -> None:
                 raise BadValue(name, value, f"at most {MOST_CHARS // 3} characters")
 
 
-def _few(count: int, most: int) -> None:
+def few(count: int, most: int) -> None:
+    """Refuses more hashes than a process takes."""
     if count > most:
         raise BadValue("block_hashes", count, f"at most {most} hashes")
 
 
-def _parts(data: bytes, memory: Memory | None) -> tuple[_Body, Any]:
+def _parts(data: bytes, memory: Memory | None) -> tuple[_Body, Any, Span | None]:
     """The body, and its long list where that is made of it at once: the body's own is empty then.
     What cannot be, or is wrong, is for the plain way."""
     if len(data) in AT_ONCE_BYTES and (parts := cut(data)) is not None:
@@ -164,8 +171,8 @@ def _parts(data: bytes, memory: Memory | None) -> tuple[_Body, Any]:
             with suppress(msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
                 body = _body.decode(rest)
                 if getattr(body, name) == []:
-                    return body, row
-    return _decode(data), None
+                    return body, row, (first, last)
+    return _decode(data), None, None
 
 
 def _decode(data: bytes) -> _Body:
@@ -233,7 +240,7 @@ def _hashes(texts: list[str]) -> tuple[BlockHash, ...]:
         with suppress(ValueError):
             packed = bytes.fromhex(joined)
             if len(packed) == 8 * many:
-                return _named(packed, "big")
+                return numbers(packed, "big")
     found = []
     for at, text in enumerate(texts):
         try:
@@ -241,11 +248,6 @@ def _hashes(texts: list[str]) -> tuple[BlockHash, ...]:
         except BadValue as error:
             raise BadValue(f"block_hashes[{at}]", text, error.want) from None
     return tuple(found)
-
-
-def _named(packed: bytes, order: str) -> tuple[BlockHash, ...]:
-    """A row like the tuple it stands for, as far as anybody asks it who does not change it."""
-    return cast("tuple[BlockHash, ...]", numbers(packed, order))
 
 
 def chains(

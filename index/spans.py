@@ -17,8 +17,13 @@ import re
 import sys
 from array import array
 from binascii import Error, unhexlify
+from typing import cast
 
 import numpy as np
+
+from kvplane.vocabulary import BlockHash
+
+Span = tuple[int, int]  # first and last of a list, between its brackets
 
 FAR_BYTES = 4096  # from the beginning of the body to the beginning of its list, at most
 
@@ -43,7 +48,7 @@ def cut(data: bytes) -> tuple[str, bytes, int, int] | None:
     return found[1].decode(), rest, first, last
 
 
-def hexes(text: bytes) -> array[int] | None:
+def hexes(text: bytes) -> tuple[BlockHash, ...] | None:
     """Numbers of 16 hex digits in quotes, as json.dumps or JSON.stringify write them; None where
     it is for the plain way."""
     between = b", " if text[18:20] == b", " else b","
@@ -59,9 +64,10 @@ def hexes(text: bytes) -> array[int] | None:
         return None
 
 
-def numbers(packed: bytes, order: str) -> array[int]:
-    """Of 8 bytes each, which are "big" or "little" end first."""
+def numbers(packed: bytes, order: str) -> tuple[BlockHash, ...]:
+    """Of 8 bytes each, which are "big" or "little" end first. A row like the tuple it stands for,
+    as far as anybody asks it who does not change it."""
     found = array("Q", packed)
     if order != sys.byteorder:
         found.byteswap()
-    return found
+    return cast("tuple[BlockHash, ...]", found)
