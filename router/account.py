@@ -81,7 +81,12 @@ class Account:
                 target.signs += 1
             else:
                 self._fleet.answered(target, now)
-            stake.circuit.succeeded(stake.ticket, now)
+            if (ticket := stake.ticket) is None:
+                continue
+            if now < ticket.full:
+                ticket.successes += 1
+            else:
+                stake.circuit.book(ticket, SUCCESS, now)
         if self._breakers.pairs.faults and (pair := self._pair()) is not None:
             self._breakers.pairs.succeeded(*pair)
 

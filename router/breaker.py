@@ -82,12 +82,17 @@ def outcome(status: int | None, retry_after: bool = False) -> Outcome:
     return Outcome.FAULT
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True, eq=False)
 class Ticket:
-    """Leave to send one request; given back with its outcome. Void once the circuit moved on."""
+    """Leave to send one request; given back with its outcome. Void once the circuit moved on.
+
+    While a circuit is CLOSED all have one. Before `full` a success only has to be counted here.
+    """
 
     life: int
     probe: bool
+    successes: int = 0
+    full: float = ALWAYS  # when the window's last bucket is
 
 
 Moved = Callable[["Breaker", float], None]
@@ -108,10 +113,8 @@ class Breaker:
         self._first_pauses()
         self._probing = False
         self._good = 0  # good probes in a row
-        self._successes = 0  # all that were told while it was closed
         self._row, self._row_at = 0, 0  # faults in a row, and the successes before it
         self._window: deque[list[float]] = deque(maxlen=BUCKETS + 1)  # see _step
-        self._full = ALWAYS  # when the next one begins
         self.leave: Ticket | None = Ticket(0, False)  # for all while CLOSED, of this life
 
     def state(self, now: float) -> State:
@@ -140,17 +143,6 @@ class Breaker:
         self._life += 1  # a probe that was lost cannot report any more
         return Ticket(self._life, True)
 
-    def succeeded(self, ticket: Ticket | None, now: float) -> None:
-        """The usual report, in fewer steps; of one without leave it says nothing."""
-        if ticket is None:
-            return
-        if ticket is not self.leave:
-            self.book(ticket, SUCCESS, now)
-            return
-        if now >= self._full:
-            self._step(now)
-        self._successes += 1
-
     def book(self, ticket: Ticket, what: Outcome, now: float) -> bool:
         """Report what became of a request. True where the state changed by it."""
         if ticket.life != self._life:
@@ -159,15 +151,15 @@ class Breaker:
             return self._judge_probe(what, now)
         if what is NEUTRAL or what is PEER:
             return False
-        if now >= self._full:
-            self._step(now)
+        if now >= ticket.full:
+            self._step(ticket, now)
         if what is SUCCESS:
-            self._successes += 1
+            ticket.successes += 1
             return False
         self._window[-1][2] += 1
-        self._row = 1 if self._row_at != self._successes else self._row + 1
-        self._row_at = self._successes
-        if not self._tripped(now):
+        self._row = 1 if self._row_at != ticket.successes else self._row + 1
+        self._row_at = ticket.successes
+        if not self._tripped(ticket, now):
             return False
         self._first_pauses()
         self._open(Cause.TRIPPED, now)
@@ -213,22 +205,21 @@ class Breaker:
         self._life += 1
         self._probing, self._good, self._row = False, 0, 0
         self._window.clear()
-        self._full = ALWAYS
         self.leave = Ticket(self._life, False) if self.closed else None
         self._on_move(self, now)
 
-    def _step(self, now: float) -> None:
+    def _step(self, leave: Ticket, now: float) -> None:
         """A new bucket: its begin, successes before it, faults; the last one is full."""
-        self._full = now + self._settings.window_s / BUCKETS
-        self._window.append([now, self._successes, 0])
+        leave.full = now + self._settings.window_s / BUCKETS
+        self._window.append([now, leave.successes, 0])
 
-    def _tripped(self, now: float) -> bool:
+    def _tripped(self, leave: Ticket, now: float) -> bool:
         """Enough faults in a row, or enough in the window and a large share of it."""
         if self._row >= self._settings.faults:
             return True
         recent = [b for b in self._window if b[0] > now - self._settings.window_s]
         faults = sum(bucket[2] for bucket in recent)
-        judged = faults + self._successes - recent[0][1]
+        judged = faults + leave.successes - recent[0][1]
         return faults >= self._settings.faults and faults >= self._settings.share * judged
 
 
