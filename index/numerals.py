@@ -76,10 +76,11 @@ class Numerals:
         return self._count
 
     def pieces(self, first: int = 0) -> Iterator[Piece]:
-        """All from one on; what nobody knows is read when it is asked for."""
-        yield from self.found[first:]
-        while self._at < self._last:
-            yield self._next()
+        """All from one on; what nobody knows is read when it is asked for, by whoever is ahead of
+        several that go through it side by side."""
+        while first < len(self.found) or self._at < self._last:
+            yield self.found[first] if first < len(self.found) else self._next()
+            first += 1
 
     def packed(self, start: int, stop: int) -> bytes:
         """Numbers start..stop-1, or those of them that there are, as little-endian u32."""

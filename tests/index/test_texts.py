@@ -158,6 +158,18 @@ def test_names_are_right_whatever_piece_they_end_in(most_bytes: int, size: int) 
         assert chains.held_bytes <= most_bytes
 
 
+@pytest.mark.parametrize("seed", range(4))
+def test_names_of_several_sizes_are_right_in_whatever_turns_they_are_looked_at(seed: int) -> None:
+    chains, dice = Chains(MANY), random.Random(seed)
+    for tokens in PROMPTS:
+        row, spaces = asked(tokens, chains), [Namespace("m", size) for size in (16, 24, 100)]
+        rows = [(chains.unrolled(row, one).blocks, chain(tokens, one).blocks) for one in spaces]
+        for found, whole in [dice.choice(rows) for _ in range(20)]:
+            at = dice.randrange(len(whole))
+            assert found[at] == whole[at]
+        assert all(list(found) == list(whole) for found, whole in rows)
+
+
 def test_a_next_turn_is_neither_read_nor_hashed_up_to_its_last_piece() -> None:
     chains, space = Chains(MANY), Namespace("m", 16)
     for at, most in ((8000, 500), (8400, 60)):
