@@ -24,11 +24,11 @@ class Counted(dict[Choice, Count]):
         super().__init__()
         self._metrics, self._doubts = metrics, doubts
 
-    def count(self, choice: Choice, prompt: Prompt, again: bool) -> None:
-        """One that is not among them yet. `again`: it is no first attempt."""
+    def of(self, choice: Choice, prompt: Prompt, again: bool) -> Count:
+        """Of one that is not among them yet; all else is counted here. `again`: it is no first
+        attempt."""
         metrics = self._metrics
         known = metrics.knowledge.of[choice.knowledge, self._doubts.why(choice, prompt)]
-        known.value += 1
         if not again:
             model = (choice.prefill or choice.decode).model
             metrics.prompt_tokens.of[model,].value += choice.prompt_tokens
@@ -38,3 +38,4 @@ class Counted(dict[Choice, Count]):
             if len(self) >= MOST_KEPT:
                 self.clear()
             self[choice] = known
+        return known

@@ -20,6 +20,7 @@ from typing import Protocol
 from kvplane.bootstrap import compatible
 from kvplane.index import Chains, View
 from kvplane.runtime import Clock, SystemClock
+from kvplane.tallies import Count
 from kvplane.vocabulary import Pod, StageRecord, Worker
 
 from . import facts
@@ -120,14 +121,13 @@ class Gateway:
 
     async def handle(self, ask: Ask, client: Client) -> None:
         """Answer one request. Raises GatewayError where no answer began; ClientGone, BrokenBody."""
-        settings, clock = self.settings, self.clock.now
+        settings, metrics, clock = self.settings, self.metrics, self.clock.now
         begun = clock()
         prompt = self._prompts.untold(ask.model) if ask.plain else None
         if prompt is None:
-            told = self._tokens(ask)
-            prompt = told if isinstance(told, Prompt) else await told
+            prompt = await self._tokens(ask)
         since = now = clock()
-        self.metrics.tokenise_s.observe(now - begun)
+        metrics.tokenise_s.observe(now - begun)
         self._budget.earn()
         deadline, number = now + settings.request_timeout_s, 1
         trail = Trail(clock, INPUT, begun, POOL, now)
@@ -137,12 +137,13 @@ class Gateway:
             try:
                 choice = self._chooser.choose(ask, prompt, now, guilty, trail)
             except GatewayError as error:
-                until = min(deadline, since + settings.retry.most_wait_s)
-                await pause(self._shut(error, ask, trail, before, until - now), client)
-                now = clock()
-                trail.steps += (POOL, now)
+                most_s = min(deadline, since + settings.retry.most_wait_s) - now
+                now = await self._wait(error, ask, trail, before, most_s, client)
                 continue
-            self._chosen(ask, choice, prompt, now, before is not None)
+            if (count := self._counted.get(choice)) is None:
+                count = self._chosen(ask, choice, prompt, before is not None)
+            count.value += 1
+            metrics.choose_s.observe(clock() - now)
             journey = Journey(self._means, ask, choice, number, trail)
             try:
                 await journey.travel(client)
@@ -161,56 +162,49 @@ class Gateway:
 
     async def weigh(self, ask: Ask) -> tuple[Prompt, Weighed]:
         """Whom this request would be given to now; nothing is sent or taken for it."""
-        told = self._tokens(ask)
-        prompt = told if isinstance(told, Prompt) else await told
+        prompt = await self._tokens(ask)
         return prompt, self._chooser.weigh(ask, prompt, self.clock.now())
 
     # -- in order of use
 
-    def _tokens(self, ask: Ask) -> Prompt | Awaitable[Prompt]:
-        """At once where nobody has to be asked."""
+    async def _tokens(self, ask: Ask) -> Prompt:
+        """Told at once where nobody has to be asked."""
         model, most = self.fleet.asked_for(ask.model)
         long = len(ask.raw) > LONG_BYTES
-        chars = most * facts.CHARS_PER_TOKEN
-        prompt = self._prompts.look(ask.path, ask.body, model, chars, long)
+        prompt = self._prompts.look(ask.path, ask.body, model, most * facts.CHARS_PER_TOKEN, long)
         if not isinstance(prompt, Prompt):
-            return self._awaited(ask, prompt, most)
+            prompt = await prompt
         facts.check_length(ask, prompt, most)  # before anybody hashes it
         return prompt
 
-    async def _awaited(self, ask: Ask, asked: Awaitable[Prompt], most: int) -> Prompt:
-        prompt = await asked
-        facts.check_length(ask, prompt, most)
-        return prompt
-
-    def _shut(
+    async def _wait(
         self,
         error: GatewayError,
         ask: Ask,
         trail: Trail,
         before: GatewayError | None,
         most_s: float,
+        client: Client,
     ) -> float:
-        """Nobody can serve this attempt now. Seconds after which to ask again: where all of several
-        circuits are open, the first that is tried again is waited for, for a while: the client
-        would have to come back then anyway. Raises the error; where nobody is left for a further
-        attempt, the failure before is what the client should hear."""
+        """Nobody can serve this attempt now. When to ask again: where all of several circuits are
+        open, the first that is tried again is waited for, for a while: the client would have to
+        come back then anyway. Raises the error; where nobody is left for a further attempt, the
+        failure before is what the client should hear."""
         shut = error if before is None and isinstance(error, AllShut) else None
-        if shut is not None and not shut.alone and shut.wait_s < most_s:
-            let_go(error)
-            return shut.wait_s
-        self.ledger.refuse(facts.refused(ask), trail, error)
-        raise before or error from None
+        if shut is None or shut.alone or shut.wait_s >= most_s:
+            self.ledger.refuse(facts.refused(ask), trail, error)
+            raise before or error from None
+        let_go(error)
+        await pause(shut.wait_s, client)
+        now = self.clock.now()
+        trail.steps += (POOL, now)
+        return now
 
-    def _chosen(self, ask: Ask, choice: Choice, prompt: Prompt, now: float, again: bool) -> None:
-        """A choice was made, from `now` on; whose pair is too short for the prompt goes no way."""
+    def _chosen(self, ask: Ask, choice: Choice, prompt: Prompt, again: bool) -> Count:
+        """What counts this choice; whose pair is too short for the prompt goes no way."""
         if prompt.tokens is not None and (most := facts.pair_tokens(choice)):
             facts.check_length(ask, prompt, most)
-        self.metrics.choose_s.observe(self.clock.now() - now)
-        if (count := self._counted.get(choice)) is not None:
-            count.value += 1
-        else:
-            self._counted.count(choice, prompt, again)
+        return self._counted.of(choice, prompt, again)
 
     def _again(
         self, failed: LegFailed, journey: Journey, number: int, deadline: float
