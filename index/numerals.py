@@ -4,27 +4,33 @@ Pure. To make a number of each of 8 k token ids takes longer than all else that 
 most prompts are new from some block on. So the text is only looked through, many letters at once:
 it has to be whole numbers of 7 digits at most, side by side as json.dumps or JSON.stringify write
 them. question.py has anything else read in the plain way, which also says what is wrong with it.
-What it begins with is not even looked through where somebody remembers it (texts.py). Open it to
-change what such a look accepts.
+What it begins with is not even looked through where somebody remembers it (texts.py), and a short
+rest is read at once, however it is written. Open it to change what such a look accepts.
 
     b"17, 4, 128000, 9"     4 numbers, read when asked for     b"17, 04"  b"17 4"  b"1.5"     None
 """
 
 from __future__ import annotations
 
+import sys
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
 PIECE_BYTES = 4 * 1024  # of text that is read at once: some 600 numbers
+SHORT_BYTES = 8 * 1024  # of text that is sooner read whole than looked through
 
 _COMMA, _BLANK, _ZERO = b", 0"
 _TWO = 0x0101  # bytes that are both True
+_list = msgspec.json.Decoder(list[int]).decode
 Letters = npt.NDArray[np.uint8]
 Truths = npt.NDArray[np.bool_]
+# How many are True; numpy's own any() and max() take three times as long to begin.
+_many: Callable[[Truths], int] = np.count_nonzero
 # In a chain: the name before, tokens of a block, and packed tokens of one that is not whole yet.
 Place = tuple[int, int, bytes]
 
@@ -114,6 +120,8 @@ def numerals(text: bytes, first: int, last: int, memory: Memory | None = None) -
             count += len(piece.packed) // 4
     if at >= last or text[at] < _ZERO:
         return None
+    if last - at <= SHORT_BYTES:
+        return _short(text, (at, last, step), known, count - 1, memory)
     letters = np.frombuffer(text, np.uint8, last - at, at)
     comma, digit = letters == _COMMA, letters - _ZERO < 10  # below 0 they are far above it
     commas = _many(comma)
@@ -132,6 +140,32 @@ def numerals(text: bytes, first: int, last: int, memory: Memory | None = None) -
     return Numerals(text, (at, last, step), known, count + commas, memory)
 
 
+def _short(
+    text: bytes, rest: tuple[int, int, int], known: list[Piece], count: int, memory: Memory | None
+) -> Numerals | None:
+    """The rest as numbers: the plain way reads it alike, so it may be written in any way."""
+    at, last, step = rest
+    try:
+        numbers = array("I", _list(b"[%b]" % text[at:last]))
+    except (msgspec.MsgspecError, UnicodeDecodeError, OverflowError):
+        return None
+    many, begun = len(numbers), 0
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    packed = numbers.tobytes()
+    while (end := text.find(b",", at + PIECE_BYTES, last) + step) >= step:
+        if text[end - 1 : end] != (b" " if step > 1 else b","):
+            break
+        upto = begun + 4 * text.count(b",", at, end)
+        piece = Piece(text[at:end], packed[begun:upto])
+        if memory is not None:
+            memory.keep(piece, step)
+        known.append(piece)
+        at, begun = end, upto
+    known.append(Piece(text[at:last], packed[begun:]))
+    return Numerals(text, (last, last, step), known, count + many, memory)
+
+
 def _begun(letters: Letters, comma: Truths, digit: Truths, step: int) -> bool:
     """Does each number begin with a digit that is not 0, or is 0?"""
     if _many(comma[:-step] & digit[step:]) != _many(comma):
@@ -148,8 +182,3 @@ def _long(digit: Truths) -> bool:
     two = digit[:even].view(np.uint16) == _TWO
     four = two[1:] & two[:-1]
     return _many(four[2:] & four[:-2]) > 0
-
-
-def _many(truths: Truths) -> int:
-    """How many are True; numpy's own any() and max() take three times as long to begin."""
-    return int(np.count_nonzero(truths))
