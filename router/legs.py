@@ -21,7 +21,7 @@ from kvplane.runtime import Clock, SystemClock, cancel, supervise
 
 from .credentials import Credentials
 from .legs_connection import Connection
-from .legs_engine import Engine
+from .legs_engine import Engine, Engines
 from .legs_errors import SENT, LegError, PoolFull, Refused, TlsFailed
 from .legs_exchange import Bell, Exchange, Rung
 from .legs_heads import Heads
@@ -47,7 +47,7 @@ class Legs:
         self._clock = clock or SystemClock()
         self._now, self._heads = self._clock.now, Heads()
         self._tls = tls  # made once; CA and client certificate are the caller's
-        self._engines: dict[Origin, Engine] = {}
+        self._engines = Engines()
         self._home: dict[Connection, tuple[Origin, Engine]] = {}  # of each open connection
         # Legs that have no connection yet, with the task that makes one, if any.
         self._coming: dict[Exchange, asyncio.Task[None] | None] = {}
@@ -101,40 +101,33 @@ class Legs:
     ) -> Exchange:
         """Send a request now, without waiting; everything that follows is told to the exchange.
 
-        `headers`: pairs, or the lines that legs_wire.header_lines made of them. `patient`: the
-        answer is no stream, so that its head may take as long as all of it. `slow`: there; nobody
-        looks at either before it is whole. Raises ValueError for a target or header that could
-        split the request.
+        `headers`: pairs, or the lines legs_wire.header_lines made. `patient`: the answer is no
+        stream, so that its head may take as long as all of it. `slow`: there; nobody looks at
+        either before it is whole. Raises ValueError for what could split the request.
         """
         if self.credentials.known:
             headers = self.credentials.signed(origin, headers)
         if not isinstance(headers, bytes):
             headers = header_lines(headers)
-        line = request_line(method, origin, target)
-        if body or method != "GET":
-            head = b"%b%bcontent-length: %d\r\n\r\n" % (line, headers, len(body))
+        line, limits = request_line(method, origin, target), self._settings
+        if body and len(body) < limits.joined_bytes:
+            head, body = b"%b%bcontent-length: %d\r\n\r\n%b" % (line, headers, len(body), body), b""
         else:
-            head = b"%b%b\r\n" % (line, headers)
+            head = _alone(line, headers, method, body)
         now, bell, calm = self._now(), bell or Bell(), patient or slow
-        limits, engine = self._settings, self._engines.get(origin) or self._engine(origin)
+        engine = self._engines[origin]
         idle = engine.idle
         while idle:
             newest = idle.pop()
             if now - newest.free_since < newest.expire_s and not newest.closing():  # usable()
-                exchange = Exchange(
-                    origin, head, body, limits, bell, patient, calm, slow, now, now, now,
-                    newest, SENT, True,
-                )  # fmt: skip
+                exchange = Exchange(origin, head, body, limits, bell, patient, calm, slow,
+                                    now, now, now, newest, SENT, True)  # fmt: skip
                 newest.carry(exchange)
                 return exchange
             newest.abort()
         exchange = Exchange(origin, head, body, limits, bell, patient, calm, slow, now, now, now)
         self._want(origin, engine, exchange)
         return exchange
-
-    def _engine(self, origin: Origin) -> Engine:
-        engine = self._engines[origin] = Engine()
-        return engine
 
     def _want(self, origin: Origin, engine: Engine, exchange: Exchange) -> None:
         """None idles: a new one is made, or waited for."""
@@ -272,6 +265,13 @@ class Legs:
                 engine.kept_until = 0.0
             if engine.unused:
                 del self._engines[origin]
+
+
+def _alone(line: bytes, headers: bytes, method: str, body: bytes) -> bytes:
+    """A head that leaves without its body: that is long, or there is none."""
+    if not body and method == "GET":
+        return b"%b%b\r\n" % (line, headers)
+    return b"%b%bcontent-length: %d\r\n\r\n" % (line, headers, len(body))
 
 
 def _refusal(error: Exception) -> tuple[type[LegError], str]:

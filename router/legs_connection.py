@@ -48,7 +48,7 @@ class Connection(asyncio.Protocol):
         self._settings, self._now = settings, now
         self._on_free, self._on_lost = on_free, on_lost
         self._heads = heads or Heads()
-        self.expire_s, self._joined_bytes = settings.expire_s, settings.joined_bytes
+        self.expire_s = settings.expire_s
 
     # -- towards the pool
 
@@ -65,11 +65,10 @@ class Connection(asyncio.Protocol):
         """Write the request of one that has this connection; all bytes are its own from now on."""
         assert self.exchange is None, "connection is not idle"
         self.exchange = exchange
-        body = exchange.body_out
-        if len(body) < self._joined_bytes:
-            self._transport.write(exchange.head_out + body)
+        if exchange.body_out:
+            self._transport.writelines([exchange.head_out, exchange.body_out])
         else:
-            self._transport.writelines([exchange.head_out, body])
+            self._transport.write(exchange.head_out)
 
     def pause(self) -> None:
         """Stop reading: the exchange holds enough."""

@@ -10,6 +10,7 @@ from collections import deque
 
 from .legs_connection import Connection
 from .legs_exchange import Exchange
+from .legs_wire import Origin
 
 LESSON_LEAST_S = 0.1  # an engine that closes sooner than this is ending, not tidying up
 LESSON_SHARE = 0.7  # of the time after which it was seen to close: we let go first
@@ -37,3 +38,11 @@ class Engine:
         self.kept_s, self.kept_until = age * LESSON_SHARE, now + lesson_s
         for other in self.idle:
             other.expire_s = min(other.expire_s, self.kept_s)
+
+
+class Engines(dict[Origin, Engine]):
+    """By where they listen; there as soon as one is asked for."""
+
+    def __missing__(self, origin: Origin) -> Engine:
+        engine = self[origin] = Engine()
+        return engine

@@ -71,7 +71,7 @@ class Exchange(msgspec.Struct, eq=False):
     """One leg. Whoever began it ends it: reads it to its end or calls `abort()` in `finally`."""
 
     origin: Origin
-    head_out: bytes
+    head_out: bytes  # and the body, where it is short
     body_out: bytes
     _settings: LegSettings
     bell: Rung

@@ -119,8 +119,8 @@ class Sending:
         cannot be told from others."""
         prefill, decode = choice.prefill, choice.decode
         how = alone(decode.up) if prefill is None else HANDOFFS[prefill.way]
-        seats, most = SINGLE, decode.up.dp_size if prefill is None else prefill.up.dp_size
-        if most != 1 or decode.up.dp_size != 1 or how.directory == "query":
+        seats, sizes = SINGLE, decode.up.dp_size * (prefill or decode).up.dp_size
+        if sizes != 1 or how.directory == "query":
             seats = await self._seats(how, prefill, decode)
         bodies = how.write(ask, bindings, seats)
         if self._ending:
