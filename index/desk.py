@@ -42,8 +42,8 @@ Tokenize = Callable[[Mapping[str, Any]], Awaitable[Sequence[int]]]
 
 IN_THREAD_BYTES = 256 * 1024  # larger bodies are read off the event loop
 
-
 _encode = msgspec.json.Encoder().encode
+_WHERE = b'"cursor":%b,"lag_ms":%.1f,'  # as place() says it, within an answer
 
 
 class Desk:
@@ -64,7 +64,8 @@ class Desk:
         self._view, self._follower, self._tokenize = view, follower, tokenize
         self._fleet, self._metrics, self._chains = fleet, metrics, chains
         self._settings, self._clock = settings, clock
-        self._lines, self._roster = Lines(view, doubts), Roster(())
+        self._lines = Lines(view, doubts)
+        self._roster, self._turn, self._sizes = Roster(()), -1, list[int]()  # while both stay so
         self._frames = Frames(settings.most_hashes, chains.texts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -77,7 +78,7 @@ class Desk:
 
     async def answer(self, scope: Scope, receive: Receive) -> tuple[int, bytes]:
         """Status and body: who holds how much of this prompt, deepest first."""
-        return await self._waited(scope["headers"], scope["query_string"], receive)
+        return await self._waited(scope["headers"], b"?" + scope["query_string"], receive)
 
     def direct(self, cycle: Any) -> Coroutine[Any, Any, None] | None:
         """The same without ASGI between, for our own server: a Cycle of cycle.py. At once, where
@@ -85,9 +86,11 @@ class Desk:
         if cycle.more_body or cycle.size > IN_THREAD_BYTES:
             return self._later(cycle)
         try:
-            data = self._bounded(cycle.take())
+            data = cycle.take()
+            if len(data) > self._settings.body_bytes:
+                raise self._too_large()
             loaded(self._follower)
-            asked = self._read(cycle.headers, _query(cycle), data)
+            asked = self._read(cycle.headers, cycle.url, data)
             if asked.text is not None:
                 return self._later(cycle, asked)
             status, body = 200, self._found(asked)
@@ -98,18 +101,18 @@ class Desk:
         return _say(cycle, status, body)
 
     async def _later(self, cycle: Any, asked: question.Question | None = None) -> None:
-        told = await self._waited(cycle.headers, _query(cycle), cycle.receive, asked)
+        told = await self._waited(cycle.headers, cycle.url, cycle.receive, asked)
         await _say(cycle, *told)
 
     async def _waited(
-        self, told: Told, query: bytes, receive: Receive, asked: question.Question | None = None
+        self, told: Told, url: bytes, receive: Receive, asked: question.Question | None = None
     ) -> tuple[int, bytes]:
         try:
             data = await self._body(receive) if asked is None else b""
             loaded(self._follower)
             large = len(data) > IN_THREAD_BYTES
             if asked is None:
-                read, body = self._read, (told, query, data)
+                read, body = self._read, (told, url, data)
                 asked = await asyncio.to_thread(read, *body) if large else read(*body)
             if asked.text is not None:
                 tokens = await self._tokens(asked.text)
@@ -123,12 +126,13 @@ class Desk:
         except (Refusal, BadValue) as error:
             return refused(error)
 
-    def _read(self, told: Told, query: bytes, data: bytes) -> question.Question:
+    def _read(self, told: Told, url: bytes, data: bytes) -> question.Question:
         for name, value in told:
             if name == b"content-type" and value != b"application/json":
                 packed = _PACKED.get(value.lower().partition(b";")[0].rstrip())
                 if packed is not None:
-                    return packed(data, query.decode("latin-1"), self._settings.most_hashes)
+                    query = url.partition(b"?")[2].decode("latin-1")
+                    return packed(data, query, self._settings.most_hashes)
         return self._frames.read(data)
 
     def _found(self, asked: question.Question) -> bytes:
@@ -138,10 +142,15 @@ class Desk:
 
     def _meant(self, asked: question.Question) -> tuple[question.Question, list[int], Roster]:
         """What is asked in the names that are served, the block sizes in use, who is there."""
-        seen = self._roster = roster(self._fleet(), self._roster)
-        asked = meant(asked, seen)
-        self._check(asked.workers, seen)
-        return asked, seen.block_sizes(self._view) or [self._settings.block_size], seen
+        seen, view = roster(self._fleet(), self._roster), self._view
+        if seen is not self._roster or view.turn != self._turn:
+            self._roster, self._turn = seen, view.turn
+            self._sizes = seen.block_sizes(view) or [self._settings.block_size]
+        if asked.model not in seen.served:
+            asked = meant(asked, seen)
+        if asked.workers:
+            self._check(asked.workers, seen)
+        return asked, self._sizes, seen
 
     def _told(
         self,
@@ -152,14 +161,15 @@ class Desk:
     ) -> bytes:
         if asked.salt:
             chains = {size: _masked(chain) for size, chain in chains.items()}
-        away_s, where = self._follower.down_s(), _where(self._follower)
-        answer = self._lines.ranking(seen, chains, asked.workers, away_s, where)
+        follower = self._follower
+        where = _WHERE % (_encode(follower.cursor), follower.lag_ms())
+        answer = self._lines.ranking(seen, chains, asked.workers, follower.down_s(), where)
         if self._metrics:
             self._metrics.rank_seconds.observe(self._clock.now() - begun)
         return answer
 
-    def _check(self, workers: Sequence[Worker] | None, seen: Roster) -> None:
-        for at, one in enumerate(workers or ()):
+    def _check(self, workers: Sequence[Worker], seen: Roster) -> None:
+        for at, one in enumerate(workers):
             check_known(one, self._view, seen.fleet, f"workers[{at}]")
 
     async def _tokens(self, body: Mapping[str, Any]) -> Sequence[int]:
@@ -171,11 +181,6 @@ class Desk:
             return await self._tokenize(body)
         except ValueError as error:  # the tokenizer's own refusals; never shows the prompt
             raise Refusal(400, "invalid_request", f"prompt cannot be tokenised: {error}") from error
-
-    def _bounded(self, body: bytes) -> bytes:
-        if len(body) > self._settings.body_bytes:
-            raise self._too_large()
-        return body
 
     def _too_large(self) -> Refusal:
         most = self._settings.body_bytes
@@ -204,11 +209,6 @@ def loaded(follower: Follower) -> None:
 def place(follower: Follower) -> dict[str, Any]:
     """Where in the stream an answer is true, and how old that is."""
     return {"cursor": follower.cursor, "lag_ms": round(follower.lag_ms(), 1)}
-
-
-def _where(follower: Follower) -> bytes:
-    """The same, within an answer."""
-    return b'"cursor":%b,"lag_ms":%.1f,' % (_encode(follower.cursor), follower.lag_ms())
 
 
 def check_known(one: Worker, view: View, fleet: Mapping[Worker, WorkerUp], param: str) -> None:
@@ -240,11 +240,6 @@ def _head(status: int, body: bytes) -> list[tuple[bytes, bytes]]:
 def _beside(status: int) -> list[tuple[bytes, bytes]]:
     told = {"content-type": JSON, **headers(status)}
     return [(name.encode(), value.encode()) for name, value in told.items()]
-
-
-def _query(cycle: Any) -> bytes:
-    found: bytes = cycle.url.partition(b"?")[2]
-    return found
 
 
 async def _say(cycle: Any, status: int, body: bytes) -> None:

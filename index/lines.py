@@ -43,6 +43,9 @@ class Lines:
         self._even = 0  # the block size of all; 0 where some have another, or none
         self._bundles = Bundles(self._lines, ())
         self._of: tuple[object, ...] = ()  # what all of them are true for
+        self._everybody: tuple[Worker, ...] = ()  # then
+        self._space: Namespace | None = None  # as it was written last
+        self._text = b""
         self._turn = -1  # of the view, when it was looked through
         self._told: list[object] = []  # what each of them is true for
 
@@ -56,30 +59,32 @@ class Lines:
     ) -> bytes:
         """The answer of POST /rank as JSON; the best worker's chain names it. `place`: members that
         say where it is true, each with its comma."""
-        everybody = seen.everybody(self._view)
-        self._look(seen, everybody, away_s)
+        self._look(seen, away_s)
         if workers is None and self._even in chains and self._view.plain:
             size, parts = self._many(chains)
         else:
             size, parts = self._each(
-                everybody if workers is None else sorted(workers), chains, workers
+                self._everybody if workers is None else sorted(workers), chains, workers
             )
         chain, told = chains[size], b"".join(parts)[:-1]
-        return _ANSWER % (_text(chain.namespace), size, len(chain.blocks), place, told)
+        if chain.namespace is not self._space:
+            self._space, self._text = chain.namespace, _text(chain.namespace)
+        return _ANSWER % (self._text, size, len(chain.blocks), place, told)
 
     def _many(self, chains: _Chains) -> tuple[int, list[bytes]]:
         """Of everybody, where all are of one block size and in GPU memory."""
         size, bundles = self._even, self._bundles
+        blocks = chains[size].blocks
         by_depth: dict[int, list[Group]] = {}
-        for group, depth in self._view.together(chains[size].blocks):
+        groups, parts, many = list[Group](), list[bytes](), len(blocks)
+        for group, depth in self._view.together(blocks):
             by_depth.setdefault(depth, []).append(group)
-        groups = [group for some in by_depth.values() for group in some]
-        parts = [
-            bundles.write(by_depth[depth], _middle(size, depth * size, None, chains))
-            for depth in sorted(by_depth, reverse=True)
-        ]
+            groups.append(group)
+        for depth in sorted(by_depth, reverse=True):
+            said = _IN_GPU % (many, depth, depth * size, depth)
+            parts.append(bundles.write(by_depth[depth], said))
         if others := bundles.rest(groups):
-            parts.append(bundles.write([others], _middle(size, 0, None, chains)))
+            parts.append(bundles.write([others], _IN_GPU % (many, 0, 0, 0)))
         return size if groups else min(chains), parts
 
     def _each(
@@ -102,20 +107,21 @@ class Lines:
             parts += (head, middle, tail)
         return size, parts
 
-    def _look(self, seen: Roster, everybody: Sequence[Worker], away_s: float) -> None:
+    def _look(self, seen: Roster, away_s: float) -> None:
         """Write anew what is no longer true."""
         view, doubts = self._view, self._doubts()
-        of = (seen, everybody, view.living, view.cut_off, away_s > 1, round(away_s), doubts)
+        of = (seen, view.living, view.cut_off, away_s > 1, round(away_s), doubts)
         if of == self._of and view.turn == self._turn:
             return
-        self._turn = view.turn
+        everybody, self._turn = seen.everybody(view), view.turn
         # All that a line depends on and that changes for one worker alone.
         told: list[object] = [
             facts and (facts.epoch, facts.block_size, *facts.known.values())
             for facts in map(view.facts, everybody)
         ]
-        if of != self._of:
-            self._of, self._told, self._lines = of, [()] * len(told), {}
+        if of != self._of or everybody != self._everybody:
+            self._of, self._everybody = of, everybody
+            self._told, self._lines = [()] * len(told), {}
         if told != self._told:
             for worker, now, before in zip(everybody, told, self._told, strict=True):
                 if now != before:
