@@ -95,6 +95,8 @@ class Ranker(msgspec.Struct, frozen=True):
         size, held = space.block_size, False
         none = Depth(asked=sum([len(tokens) // size for tokens in prompts]))
         depths |= dict.fromkeys(workers, none)
+        if not self._heard(workers):
+            return False
         for tokens in prompts:
             found = self.view.prefixes(self.chain(tokens, space).blocks, workers, size)
             most = max(0, len(tokens) - 1) // size * size
@@ -109,6 +111,13 @@ class Ranker(msgspec.Struct, frozen=True):
                     before.predicted + min(depth * size, most),
                 )
         return held
+
+    def _heard(self, workers: list[Worker]) -> bool:
+        """Did any of them ever say what it holds? Else blocks would be named for nothing."""
+        for worker in workers:  # noqa: SIM110  # a generator costs more than all the rest
+            if self.view.facts(worker) is not None:
+                return True
+        return False
 
 
 Group = tuple[Namespace, list[Worker]]

@@ -31,6 +31,7 @@ from kvplane.vocabulary import (
     Known,
     Namespace,
     Pod,
+    PrefixChain,
     Role,
     Stage,
     Stored,
@@ -287,6 +288,23 @@ def test_no_events_are_off_and_an_unheard_worker_is_dark() -> None:
 def test_a_worker_nobody_heard_of_holds_nothing_of_what_is_asked() -> None:
     depth = House().choose().depth
     assert (depth.blocks, depth.asked, depth.predicted) == (0, 6, 0)
+
+
+def test_where_nobody_told_what_he_holds_no_block_is_named() -> None:
+    house, named = House(), list[Namespace]()
+
+    def names(tokens: Any, space: Namespace) -> PrefixChain:
+        named.append(space)
+        return chain(tokens, space)
+
+    house.chooser = Chooser(
+        house.view, house.fleet, house.breakers, RouterSettings(), lambda one, other: (),
+        lambda: 0.5, chain=names,
+    )  # fmt: skip
+    assert (house.choose().depth.asked, house.choose([*TOKENS, *TOKENS]).depth.asked) == (6, 12)
+    assert not named
+    house.store(P2, 3)
+    assert (house.choose().depth.blocks, len(named)) == (3, 1)
 
 
 def test_the_guilty_are_left_out_while_others_can_serve() -> None:
