@@ -1,9 +1,10 @@
 """Frames: a body that says again what the one before it said, but for its long list.
 
-Between desk.py and question.py. Who asks for prompt after prompt says all the rest of the body the
-same, byte for byte: so that is compared, not read, and the list is read where it lies. A list that
-is read at once has neither brackets nor quotes that are not its own, so what is around it means
-what it meant. Anything else is question.py's. Open it to change what counts as the same.
+Edge: remembers one body; between desk.py and question.py. Who asks for prompt after prompt says all
+the rest of the body the same, byte for byte: so that is compared, not read, and the list is read
+where it lies. A list that is read at once has neither brackets nor quotes that are not its own, so
+what is around it means what it meant. Anything else is question.py's. Open it to change what counts
+as the same.
 
     {"model": "m", "token_ids": [    17, 4, ..., 9    ], "workers": ["a"]}
     -------- the same ----------    another list     ----- the same -----

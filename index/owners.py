@@ -100,7 +100,11 @@ class Owners:
         """The same, those of one depth together; the same tuple again for the same workers."""
         if self.hybrid:
             return [((one,), depth) for one, depth in self.reached(found, blocks).items()]
-        return [(self.names(mask), depth) for mask, depth in found if depth]
+        named, told = self._named, list[tuple[tuple[Worker, ...], int]]()
+        for mask, depth in found:
+            if depth:
+                told.append((named.get(mask) or self.names(mask), depth))
+        return told
 
     @staticmethod
     def _cap(reached: dict[Worker, int], facts: Facts, blocks: Sequence[int], depth: int) -> None:

@@ -255,19 +255,18 @@ def chains(
 ) -> dict[int, PrefixChain]:
     """One chain for each block size in use; hashes that were given are the chain of every size.
     `named` gives tokens their names: hashing.chain(), or one that remembers (chains.py)."""
-    spaces = {size: _space(asked.model, size, asked.adapter, asked.salt) for size in sizes}
-    if asked.hashes is not None:
-        hashes = asked.hashes
-        return {
-            size: PrefixChain(space, hashes, len(hashes) * size) for size, space in spaces.items()
-        }
-    assert asked.tokens is not None, "text is tokenised before it is hashed"
-    _fit(asked.items, len(asked.tokens))
+    found, hashes, tokens, items = dict[int, PrefixChain](), asked.hashes, asked.tokens, asked.items
+    if items and tokens is not None:
+        _fit(items, len(tokens))
     try:
-        return {
-            size: named(asked.tokens, space, extra(asked.items, size))
-            for size, space in spaces.items()
-        }
+        for size in sizes:
+            space = _space(asked.model, size, asked.adapter, asked.salt)
+            if hashes is not None:
+                found[size] = PrefixChain(space, hashes, len(hashes) * size)
+            else:
+                assert tokens is not None, "text is tokenised before it is hashed"
+                found[size] = named(tokens, space, extra(items, size) if items else None)
+        return found
     except BadValue as error:
         field = error.field.replace("tokens", "token_ids", 1)
         raise BadValue(field, error.value, error.want) from None
