@@ -146,7 +146,7 @@ class Desk:
         if seen is not self._roster or view.turn != self._turn:
             self._roster, self._turn = seen, view.turn
             self._sizes = seen.block_sizes(view) or [self._settings.block_size]
-        if asked.model not in seen.served:
+        if asked.hashes is None and asked.model not in seen.served:
             asked = meant(asked, seen)
         if asked.workers:
             self._check(asked.workers, seen)
@@ -219,10 +219,10 @@ def check_known(one: Worker, view: View, fleet: Mapping[Worker, WorkerUp], param
 
 
 def meant(asked: question.Question, seen: Roster) -> question.Question:
-    """An adapter may be named as the model, as at the gateway. Refuses a name nobody serves, where
-    everybody says what he serves."""
+    """Under a model's name that is not among those served: an adapter may be named as the model, as
+    at the gateway. Refuses a name nobody serves, where everybody says what he serves."""
     served, bases = seen.served, seen.bases
-    if asked.hashes is not None or asked.model in served or not served or "" in served:
+    if not served or "" in served:
         return asked
     if asked.model in bases:
         adapter = asked.adapter or asked.model
