@@ -218,6 +218,8 @@ class Breaker:
         if self._row >= self._settings.faults:
             return True
         recent = [b for b in self._window if b[0] > now - self._settings.window_s]
+        if not recent:  # it is shorter than this clock can tell
+            return False
         faults = sum(bucket[2] for bucket in recent)
         judged = faults + leave.successes - recent[0][1]
         return faults >= self._settings.faults and faults >= self._settings.share * judged

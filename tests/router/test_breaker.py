@@ -57,6 +57,17 @@ def test_faults_in_a_row_open_it() -> None:
     assert breaker.state(0) is State.OPEN and breaker.admit(0) is None
 
 
+@pytest.mark.parametrize("window_s", [1e-300, 1e-12, 1e-3])
+def test_a_window_however_short_is_one(window_s: float) -> None:
+    breaker = Breaker(BreakerSettings(faults=3, window_s=window_s))
+    for now in (1e6, 1e6, 1e6 + 0.1, 1e6 + 0.1):
+        send(breaker, FAULT, now)
+        send(breaker, OK, now)
+    assert breaker.closed, "no window holds three"
+    send(breaker, FAULT, 1e6 + 0.2, 3)
+    assert not breaker.closed, "in a row"
+
+
 def test_a_row_of_faults_opens_it_however_well_it_did_before() -> None:
     breaker = Breaker(SETTINGS)
     send(breaker, OK, times=1000)
