@@ -64,9 +64,16 @@ async def later(cycle: Cycle) -> None:
     assert cycle.answer(200, [(b"content-length", b"%d" % len(body))], body, more=False)
 
 
+def breaking(cycle: Cycle) -> None:
+    """Never gets as far as to wait."""
+    raise LookupError("an app breaks")
+
+
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
-    server = Server(app, "127.0.0.1", 0, "test", direct={b"/straight": straight})
+    server = Server(
+        app, "127.0.0.1", 0, "test", direct={b"/straight": straight, b"/breaking": breaking}
+    )
     await server.start()
     yield server
     for client in Client.opened:
@@ -263,6 +270,25 @@ async def test_what_answers_at_once_does_and_what_breaks_says_so(
         again.writer.write(post(body, head))
         async with asyncio.timeout(10):
             assert (await again.reader.read()).startswith(b"HTTP/1.1 500")
+
+
+async def test_what_comes_behind_one_that_broke_is_not_begun(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, real = list[bytes](), Cycle.begin
+
+    def begin(cycle: Cycle, answer: Any) -> Any:
+        begun.append(cycle.url)
+        return real(cycle, answer)
+
+    monkeypatch.setattr(Cycle, "begin", begin)
+    client = await Client.of(server)
+    client.writer.write(
+        post(b"a", STRAIGHT.replace(b"straight", b"breaking")) + post(b"b", STRAIGHT)
+    )
+    async with asyncio.timeout(10):
+        assert (await client.reader.read()).startswith(b"HTTP/1.1 500")
+    assert begun == [b"/breaking"]
 
 
 CHUNKED = b"POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n"

@@ -124,6 +124,8 @@ class Connection(Refusing):
         self.newest = cycle = Cycle(self, parser.get_method(), self.url, version, self.headers)
         cycle.keep_alive, cycle.awaits_100 = keep, self._awaits_100
         self.headers = []  # what a body ends with is none of its head: no proxy before us saw it
+        if self.transport.is_closing():
+            return  # what was before it in the same read was the last
         if self.turn is None:
             self.start(cycle, self.straight(cycle))
         else:

@@ -467,7 +467,9 @@ async def test_two_hundred_random_aborts_leave_nothing_behind() -> None:
         status, _, _ = await house.post("/generate", {"text": "x"})
         assert status == 200
         await until(lambda: house.idle)
-        assert house.legs.sockets <= 2 * 10  # never more than were needed at once
+        # Never more than were needed at once: two legs of each, and a word to both engines that
+        # they were cut, while the next two are under way already.
+        assert house.legs.sockets <= 4 * 10
 
 
 async def test_evidence_that_is_dropped_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
