@@ -171,7 +171,8 @@ class Aftermath:
 
 
 def _finish(attempt: Attempt, meeting: Meeting, account: Account) -> None:
-    """What could be seen of both legs from here is all of them that is kept."""
+    """What could be seen of both legs from here is all of them that is kept. Seen first, then given
+    back, then let go: the last makes the legs nobody's."""
     prefill, decode = attempt.prefill, attempt.decode
     meeting.decode_leg = (
         Leg(decode.status, decode.received_bytes, True) if decode.complete else _broken(decode)

@@ -103,6 +103,7 @@ class Chooser:
             firsts, seconds = self._sorted(ask, prompt, firsts, seconds, False)
         if ask.plain and sides.turn == self._view.turn:  # others may ask for what some cannot do
             first, second = firsts[0].target, seconds[0].target if seconds else None
+            # These two met before, of the same fleet: sides are made anew with each change of it.
             found: Choice | None = sides.usual.get((first, second, prompt.reason))
             if found is not None:
                 return found
