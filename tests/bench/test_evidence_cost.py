@@ -51,6 +51,7 @@ class Nothing:
 
     value = 0.0
     on_show: ClassVar[list[Any]] = []
+    on_many: ClassVar[list[Any]] = []
 
     @property
     def of(self) -> Nothing:
