@@ -257,12 +257,12 @@ class Forest:
         """
         at, end, left, heads = 0, len(blocks), among & self.alive, self.heads
         late = blocks if type(blocks) is Unrolled else None  # named no further than needed
-        blocks = blocks if late is None else late.found
+        if late is not None:
+            late.unroll(1)
+            blocks = late.found
         found: list[tuple[int, int]] = [] if left == among else [(among & ~left, 0)]
         path: list[Step] = []
         while left and at < end:
-            if late is not None and at >= len(blocks):
-                late.unroll(at + 1)
             if (run := heads.get(blocks[at])) is None:
                 break
             mine = run.blocks

@@ -49,7 +49,8 @@ class Unrolled(Sequence[BlockHash]):
             self.found.extend(page)
 
     def agreement(self, at: int, run: array[int]) -> int:
-        """How many blocks of `run` are those from `at` on; the first is known to be."""
+        """How many blocks of `run` are those from `at` on; the first is known to be. What follows
+        them is found then, if there is more."""
         found, most, same = self.found, min(len(run), self._count - at), 1
         while same < most:
             if len(found) - at == same:
@@ -66,4 +67,5 @@ class Unrolled(Sequence[BlockHash]):
                 else:
                     known = middle
             return same
+        self.unroll(at + same + 1)
         return same
