@@ -27,9 +27,7 @@ class LegSettings:
     head_lines: int = 128  # headers and trailers of one answer
     informational: int = 16  # 1xx answers before the real one
     answer_bytes: int = 64 * 1024 * 1024  # an answer that is read whole, not streamed
-    joined_bytes: int = (
-        16 * 1024
-    )  # below this head and body leave in one write; above a copy costs more
+    joined_bytes: int = 16 * 1024  # below this head and body are one write; else a copy costs more
     connections: int = 1024  # per engine
     waiters: int = 1024  # legs that may wait for a connection of a full engine
     idle_connections: int = 256  # kept per engine

@@ -9,6 +9,7 @@ follows it is the body. Open it when a protocol is to be changed to.
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from typing import ClassVar
 
 import httptools
@@ -17,7 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 OFFERED = {b"upgrade", b"http2-settings"}  # lines of the head that go, and words of `connection`
 
 
-class Declining(HttpToolsProtocol):
+class Declining(HttpToolsProtocol, ABC):
     """uvicorn's protocol that changes to no other."""
 
     why: ClassVar[tuple[int, str]] = (400, "CONNECT is not served: this is no proxy")
@@ -44,10 +45,9 @@ class Declining(HttpToolsProtocol):
             self._why = self.why
             raise ValueError("refused")  # the parser says that to send_400_response
 
+    @abstractmethod
     def begin(self) -> None:
-        """A head is whole: its request begins. connections.py does that; nobody is served by this
-        class alone."""
-        raise NotImplementedError
+        """A head is whole: its request begins. connections.py does that."""
 
     def _head(self) -> bytes:
         """What was read, without the offer, for a parser that knows nothing of it."""
