@@ -236,3 +236,18 @@ async def test_a_request_that_is_cut_by_our_end_is_told_to_come_again() -> None:
         told = await reader.read()
     writer.close()
     assert told.startswith(b"HTTP/1.1 503 ") and told.endswith(b"Service Unavailable")
+
+
+async def test_nothing_follows_the_end_of_a_stream() -> None:
+    taken = list[bool]()
+
+    async def app(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        cycle: Cycle = scope["extensions"][EXTENSION]
+        assert cycle.answer(200, [], b"a", more=True)
+        taken.append(cycle.put(b"b"))
+        await send({"type": "http.response.body", "body": b"c"})
+        taken.extend([cycle.put(b"late"), cycle.relay(b"4\r\nlate\r\n")])
+
+    told = await asked(app)
+    assert told.endswith(b"1\r\na\r\n1\r\nb\r\n1\r\nc\r\n0\r\n\r\n")
+    assert taken == [True, False, False]

@@ -69,10 +69,19 @@ def breaking(cycle: Cycle) -> None:
     raise LookupError("an app breaks")
 
 
+def early(cycle: Cycle) -> None:
+    """Answers before the body came."""
+    assert cycle.answer(200, [(b"content-length", b"5")], b"early", more=False)
+
+
 @pytest.fixture
 async def server() -> AsyncIterator[Server]:
     server = Server(
-        app, "127.0.0.1", 0, "test", direct={b"/straight": straight, b"/breaking": breaking}
+        app,
+        "127.0.0.1",
+        0,
+        "test",
+        direct={b"/straight": straight, b"/breaking": breaking, b"/early": early},
     )
     await server.start()
     yield server
@@ -289,6 +298,17 @@ async def test_what_comes_behind_one_that_broke_is_not_begun(
     async with asyncio.timeout(10):
         assert (await client.reader.read()).startswith(b"HTTP/1.1 500")
     assert begun == [b"/breaking"]
+
+
+async def test_a_body_that_looks_like_a_request_is_a_body(server: Server) -> None:
+    """Also when its answer is out: else whoever writes bodies writes requests."""
+    client, head = await Client.of(server), STRAIGHT.replace(b"straight", b"early")
+    inside = post(b"ab", head)
+    client.writer.write(post(inside, head)[: -len(inside)])
+    assert (await client.told())[1] == b"early"
+    client.writer.write(inside)  # alone, as a request would come
+    await until(lambda: not line(server)._within)
+    assert (await client.ask(post(b"three")))[-1] == "three"
 
 
 CHUNKED = b"POST /a HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n2\r\nab\r\n0\r\n\r\n"

@@ -85,3 +85,12 @@ def test_all_but_the_list_is_read_once() -> None:
         with patch.object(question, "_parts") as parts:
             others = [frames.read(body) for body in bodies[1:]]
         assert not parts.called and {one.salt for one in [first, *others]} == {"s"}
+
+
+def test_what_stands_behind_the_list_counts_too() -> None:
+    """Of one length, and long enough to be read at once."""
+    frames = Frames(4096)
+    for worker in ("a", "b"):
+        body = {"model": "m", "token_ids": [*range(1000, 3000)], "workers": [worker]}
+        found = frames.read(json.dumps(body).encode())
+        assert [str(one) for one in found.workers or ()] == [worker]
