@@ -76,6 +76,7 @@ bench: $(VENV)/.test
 	$(BIN)/python -m bench $(ARGS)
 
 soak: $(VENV)/.test
+	$(BIN)/pytest -m hypothesis --hypothesis-profile=search -n $(WORKERS) --override-ini=timeout=1200
 	$(BIN)/pytest tests/soak/soak_index.py tests/soak/soak_faults.py tests/soak/soak_aborts.py tests/soak/soak_openapi.py tests/soak/soak_long.py -s --override-ini=timeout=3600 $(ARGS)
 
 constraints: $(VENV)/.test

@@ -20,8 +20,11 @@ from kvplane.runtime import spare_garbage_looks
 
 gc.set_threshold(*LOOKS_WHILE_LOADING)  # until all is collected: what is imported stays
 
-# A slow machine is no finding: an example has no deadline, a test has one (pytest-timeout).
-settings.register_profile("kvplane", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+# A slow machine is no finding: an example has no deadline, a test has one (pytest-timeout). The
+# examples of a tree are the same each time; `make soak` looks for others.
+_PATIENT = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("kvplane", _PATIENT, derandomize=True)
+settings.register_profile("search", _PATIENT, max_examples=1000, print_blob=True)
 settings.load_profile("kvplane")
 
 # In the background of a shell it is ignored, which children inherit; the tests send it to them.

@@ -137,6 +137,8 @@ class Gallery:
         async def seen() -> Any:
             await asyncio.sleep(0.05)
             last[:] = (await self.running.get("/diagnosis"))["findings"]
+            if not blocks and any(one["blocks"] for one in last):
+                return None  # a worker that was added just now was not looked at yet
             named = [one for one in (last[:1] if blocks else last) if one["rule"] == rule]
             right = (stage, culprit, blocks)
             met = [one for one in named if (one["stage"], one["culprit"], one["blocks"]) == right]

@@ -9,9 +9,10 @@ import socket
 from collections import deque
 
 # Below where kernels take ports for who connects: else a connection of another test may have a
-# port between the moment it was found free and the moment it is listened on.
+# port between the moment it was found free and the moment it is listened on. And below 30000,
+# above 9101: the ports that commands take where none is named, as the demo of a test does.
 # Each worker of pytest-xdist has a part of them: found free by two, a port is listened on by one.
-FIRST, COUNT = 16_000, 16_000
+FIRST, COUNT = 12_000, 16_000
 _WORKERS = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
 _ME = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw")) % _WORKERS
 _PART = COUNT // _WORKERS

@@ -81,14 +81,11 @@ def _is_ours(process: psutil.Process, folder: Path) -> bool:
 async def test_ctrl_c_and_worse_leave_no_process(tmp_path: Path, number: signal.Signals) -> None:
     process = await run(tmp_path)
     assert process.stdout is not None
-    seen = ""
-    while "up" not in seen or not children(process.pid):
+    wanted, seen = "serving on" if number == signal.SIGINT else "up", ""  # others: while it starts
+    while wanted not in seen or not children(process.pid):
         line = await asyncio.wait_for(process.stdout.readline(), 60)
         assert line, f"ended early: {seen}"
         seen += line.decode()
-    if number == signal.SIGINT:  # this one while it serves, the others while it starts
-        while "serving on" not in seen:
-            seen += (await asyncio.wait_for(process.stdout.readline(), 60)).decode()
     engines = children(process.pid)
     assert engines
     os.kill(process.pid, number)
