@@ -146,8 +146,9 @@ async def test_pods_that_come_and_go_in_a_storm_leave_nothing_behind() -> None:
             for known in Knowledge:
                 assert ingest.count("workers", state=known.value) == 0
             assert await kept.position(WORKER) is None
+            before_up = one.subscribed
             await ingest.subscriptions.up(places[0])
-            await one.listened(one.subscribed + 1)
+            await one.listened(before_up + 1)
             await send(one, 1)
             await until(lambda: ingest.held("p0", [1]) == [1])
         await asyncio.sleep(0)
