@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -169,9 +170,15 @@ class Followed:
 
         await until(seen, 10, f"batch {sequence} in the view")
 
-    async def knows(self, state: Knowledge) -> str:
-        """Wait for a state; its reason."""
-        await until(lambda: self.believed()[0] is state, 10, f"{state}, not {self.believed()}")
+    async def knows(self, state: Knowledge, why: str = "") -> str:
+        """Wait for a state with a reason of this pattern, since it passes through others on the
+        way; the reason."""
+
+        def does() -> bool:
+            found, reason = self.believed()
+            return found is state and re.search(why, reason) is not None
+
+        await until(does, 10, f"{state} {why!r}")
         return self.believed()[1]
 
 
