@@ -30,6 +30,7 @@ class StandInEngine:
         self.awake = threading.Event()
         self.awake.set()
         self.reached: list[str] = []
+        self.writes = 0  # that were begun
         self.closing = threading.Event()
         self.closing.set()
 
@@ -44,6 +45,7 @@ class StandInEngine:
         return reach.session
 
     def write(self, where: str, moves: Sequence[Move], peer: str, stop: Stop) -> None:
+        self.writes += 1
         other = self.living.get(where)
         if other is not None and not other.awake.wait(30):
             raise Stalled(peer, "asleep for ever")

@@ -31,6 +31,7 @@ from kvplane.transfer.backends.onesided_session import MOST_RETIRED
 from kvplane.vocabulary import Generation, Room, Stage
 
 PAGES, BYTES = 16, 64
+LATE_S = 0.5  # deadline of a write that the library has long begun by then
 SETTINGS = TransferSettings(fence_s=0.2, send_threads=4, slot_bytes=4096)
 
 
@@ -95,7 +96,7 @@ async def test_our_deadline_counts_and_the_peer_is_not_clean_until_the_library_a
     peer = await prefill.connect(landing)
     decode.engine.awake.clear()
     with pytest.raises(Stalled, match="not confirmed within its deadline"):
-        await prefill.write(peer, 0, deadline_s=0.05)
+        await prefill.write(peer, 0, deadline_s=LATE_S)
     assert not peer.clean and prefill.backend.counts()["writing"] == 1
     decode.engine.awake.set()
     await until(lambda: peer.clean)
@@ -110,7 +111,7 @@ async def test_source_pages_are_given_back_when_no_library_reads_them_or_it_is_c
     peer = await prefill.connect(decode.landing(0))
     decode.engine.awake.clear()
     with pytest.raises(Stalled):
-        await prefill.write(peer, 0, deadline_s=0.05)
+        await prefill.write(peer, 0, deadline_s=LATE_S)
     closing = asyncio.ensure_future(prefill.backend.close_peer(peer))
     if wakes:
         await asyncio.wait({closing}, timeout=0.1)
@@ -129,7 +130,7 @@ async def test_staged_bytes_stay_until_the_library_has_read_them(
     peer = await prefill.connect(landing)
     decode.engine.awake.clear()
     with pytest.raises(Stalled):
-        await prefill.backend.write_record(peer, b"record", 0.05)
+        await prefill.backend.write_record(peer, b"record", LATE_S)
     slots = prefill.backend._sessions.current.slots
     other = slots.take(64)  # who stages next
     assert other is not None
@@ -147,7 +148,7 @@ async def test_a_cancelled_write_goes_on_in_its_thread_and_is_counted(
     peer = await prefill.connect(decode.landing(0))
     decode.engine.awake.clear()
     writing = asyncio.create_task(prefill.write(peer, 0))
-    await until(lambda: prefill.backend.counts()["writing"])
+    await until(lambda: prefill.engine.writes)
     writing.cancel()
     await asyncio.wait([writing])
     assert writing.cancelled() and not peer.clean
@@ -163,7 +164,7 @@ async def test_an_unclean_landing_is_fenced_when_its_whole_session_has_ended(
     sleeper, other = await prefill.connect(first), await prefill.connect(second)
     decode.engine.awake.clear()
     with pytest.raises(Stalled):
-        await prefill.write(sleeper, 0, deadline_s=0.05)
+        await prefill.write(sleeper, 0, deadline_s=LATE_S)
     with pytest.raises(Stalled, match="1 others still use the session"):
         await decode.backend.fence(first, clean=False)
     assert decode.landing(2).offer != second.offer, "new landings use another session"

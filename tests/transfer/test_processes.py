@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
+import threading
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +23,10 @@ from kvplane.transfer import (
     TransferError,
     TransferMetrics,
 )
+from kvplane.transfer.backends import tcp_payload
 from kvplane.vocabulary import Generation
+
+HELD_S = 30.0
 
 
 class Decode:
@@ -71,6 +76,27 @@ async def decode() -> AsyncIterator[Decode]:
     await made.stop()
 
 
+@pytest.fixture
+def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """While it is not set no page moves on this side: whoever is met then is in the middle."""
+    opened = threading.Event()
+    fill, send_all = tcp_payload._fill, tcp_payload._send_all
+
+    def fills(sock: Any, view: memoryview, *more: Any) -> None:
+        if len(view) >= kit.PAGE_BYTES:  # and no head or body
+            opened.wait(HELD_S)
+        fill(sock, view, *more)
+
+    def sends(sock: Any, *more: Any) -> None:
+        opened.wait(HELD_S)
+        send_all(sock, *more)
+
+    monkeypatch.setattr(tcp_payload, "_fill", fills)
+    monkeypatch.setattr(tcp_payload, "_send_all", sends)
+    yield opened
+    opened.set()
+
+
 async def prefill(children: list[Child], port: int = 0, generation: str = "p1") -> Child:
     children.append(Child("prefill", str(port), generation))
     return await children[-1].start()
@@ -84,7 +110,7 @@ async def answered(decode: Decode, child: Child, room: int) -> None:
 
 
 async def test_a_prefill_stopped_in_the_middle_is_named_and_its_late_bytes_never_land(
-    children: list[Child], decode: Decode
+    children: list[Child], decode: Decode, gate: threading.Event
 ) -> None:
     """FR-TR-04 (c), FR-TR-11: the old one wakes up, writes, and is refused."""
     child = await prefill(children)
@@ -93,6 +119,7 @@ async def test_a_prefill_stopped_in_the_middle_is_named_and_its_late_bytes_never
     child.room(71)
     await decode.moving()
     child.send(signal.SIGSTOP)
+    gate.set()
     with pytest.raises(Stalled, match=f"127.0.0.1:{child.port} stalled: nothing moved"):
         await asyncio.wait_for(pull, 5)
     await decode.given_back()
@@ -106,7 +133,7 @@ async def test_a_prefill_stopped_in_the_middle_is_named_and_its_late_bytes_never
 
 
 async def test_a_prefill_killed_in_the_middle_is_gone_at_once_and_its_successor_is_met(
-    children: list[Child], decode: Decode
+    children: list[Child], decode: Decode, gate: threading.Event
 ) -> None:
     """FR-TR-04 (a), FR-TR-11: the same address, another life."""
     child = await prefill(children)
@@ -116,6 +143,7 @@ async def test_a_prefill_killed_in_the_middle_is_gone_at_once_and_its_successor_
     child.room(71)
     await decode.moving()
     child.send(signal.SIGKILL)
+    gate.set()
     with pytest.raises(PeerGone, match=f"127.0.0.1:{child.port} is gone"):
         await asyncio.wait_for(pull, 3)
     await decode.given_back()
@@ -129,7 +157,7 @@ async def test_a_prefill_killed_in_the_middle_is_gone_at_once_and_its_successor_
 
 
 async def test_a_decode_stopped_in_the_middle_frees_the_prefill_and_believes_nothing_when_woken(
-    children: list[Child],
+    children: list[Child], gate: threading.Event
 ) -> None:
     metrics = TransferMetrics()
     array = kit.memory(1)
@@ -144,6 +172,7 @@ async def test_a_decode_stopped_in_the_middle_frees_the_prefill_and_believes_not
         sent = asyncio.create_task(kit.deliver(offers, 71))
         await until(lambda: backend.counts()["sending"])
         child.send(signal.SIGSTOP)
+        gate.set()
         with pytest.raises(TransferError):
             await asyncio.wait_for(sent, 6)
         await until(
@@ -162,7 +191,7 @@ async def test_a_decode_stopped_in_the_middle_frees_the_prefill_and_believes_not
 
 
 async def test_a_decode_killed_in_the_middle_ends_the_delivery_at_once(
-    children: list[Child],
+    children: list[Child], gate: threading.Event
 ) -> None:
     metrics = TransferMetrics()
     array = kit.memory(1)
@@ -177,6 +206,7 @@ async def test_a_decode_killed_in_the_middle_ends_the_delivery_at_once(
         sent = asyncio.create_task(kit.deliver(offers, 71))
         await until(lambda: backend.counts()["sending"])
         child.send(signal.SIGKILL)
+        gate.set()
         with pytest.raises(PeerGone):
             await asyncio.wait_for(sent, 3)
         await until(

@@ -351,12 +351,12 @@ async def test_what_one_decode_rank_found_is_told_to_the_prefills_of_the_others(
 
 
 async def test_a_request_in_the_queue_keeps_its_kv_alive(grids) -> None:
-    """FR-TR-05: a lease of 0.2 s, a queue of 1 s; renewed, the answer is right."""
-    rig = await grids((2, 1), (1, 1), bootstrapping_s=0.2)
+    """FR-TR-05: a lease of 0.6 s, a queue of 1.8 s; renewed, the answer is right."""
+    rig = await grids((2, 1), (1, 1), bootstrapping_s=0.6)
     sent = asyncio.gather(*(rig.deliver(at, [3]) for at in rig.offers))
     async with rig.pullers[0, 0].holding(rig.triple):
         loop = asyncio.get_running_loop()
-        served_at = loop.time() + 1.0  # the queue is five leases long
+        served_at = loop.time() + 1.8  # the queue is three leases long
         await until(lambda: loop.time() > served_at)
         got = await rig.pull((0, 0), [5])
     assert got.first_token == 7 and await sent == [None, None]
