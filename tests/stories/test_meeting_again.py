@@ -31,7 +31,7 @@ async def home() -> AsyncIterator[House]:
 async def test_one_failed_transfer_is_no_sentence_and_many_are_a_short_one(home: House) -> None:
     """FR-TR-06: the peer is used again at once, or after a pause that can be seen."""
     prefill, decode = await home.pair()
-    pause = ("--cb-failure-threshold", "3", "--cb-timeout-duration-secs", "0.5")
+    pause = ("--cb-failure-threshold", "3", "--cb-timeout-duration-secs", "3")
     await home.gateway(*prefill.words, *decode.words, *NO_RETRY, *pause)
     await home.fault(prefill, stage="verify", kind="flip-byte", count=1)
     found = await home.generate(PROMPT)

@@ -189,5 +189,9 @@ async def test_a_limit_of_the_gateways_own_ends_what_waits_for_an_engine_that_ne
             (504, "deadline_exceeded")
         ] * 3
         assert (await home.worker(prefill.pod))["is_healthy"]
-        well = await home.post("/v1/completions", body | {"stream": False, "max_tokens": 1})
-        assert well.status == 200, "and the next one is served"
+        short = body | {"stream": False, "max_tokens": 1}
+
+        async def served() -> bool:  # within that limit, which is short for a busy machine
+            return (await home.post("/v1/completions", short)).status == 200
+
+        await until(served, what="and the next one is served")

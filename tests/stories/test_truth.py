@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import random
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any
 
 import pytest
 import pytest_asyncio
 from kit.plane import EngineSeat, Plane, plane
+from kit.wait import until
 
 QUIET = ["--retry-max-retries", "0", "--cb-failure-threshold", "100000"]  # every failure is shown
 TRIES = 100  # faults injected, all kinds of page faults together
@@ -121,17 +122,15 @@ async def test_every_other_fault_of_the_transfer_is_a_named_failure(
 async def no_leak(running: Plane) -> None:
     """Every page is free, used by the prefix cache, or held for a fence; no room stays open."""
     for name in ("prefill", "decode"):
-        url = running.engines[name].url
-        for _ in range(200):
-            truth = await running.get("/truth", at=url)
-            (rank,) = truth["ranks"]
-            if not truth["rooms"]["open"] and rank["pages"]["quarantined"] == 0:
-                break
-            await asyncio.sleep(0.02)
-        pages = rank["pages"]
-        assert not truth["rooms"]["open"] and rank["sequences"] == 0, truth["rooms"]
-        assert pages["quarantined"] == 0, pages
-        assert pages["free"] + pages["used"] == pages["all"], pages
+        await until(partial(idle, running, name), what=f"nothing held at {name}")
+
+
+async def idle(running: Plane, name: str) -> bool:
+    truth = await running.get("/truth", at=running.engines[name].url)
+    (rank,) = truth["ranks"]
+    pages = rank["pages"]
+    whole = pages["free"] + pages["used"] == pages["all"] and not pages["quarantined"]
+    return whole and not truth["rooms"]["open"] and rank["sequences"] == 0
 
 
 async def test_the_room_tells_its_stages_and_who_saw_them(whole: Plane) -> None:
