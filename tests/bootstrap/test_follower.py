@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable
 
 import pytest
@@ -45,7 +46,8 @@ async def test_a_node_that_leaves_is_lost_by_name_and_fails_what_it_was_asked() 
             await out
         assert not isinstance(caught.value, NodeFailed | NodeSilent)
         await here.sees(1, "lost")
-        assert here.leader.missing() == "node 1 of 2 was lost 0 s ago: connection closed"
+        said = r"node 1 of 2 was lost \d+ s ago: connection closed"
+        assert re.fullmatch(said, here.leader.missing())
         assert slow.cancelled == 1
         with pytest.raises(NodeLost, match="connection closed"):
             await here.leader.ask(1, b"x")
@@ -57,7 +59,7 @@ async def test_a_silent_node_is_lost_and_comes_back_as_the_same_life() -> None:
         raw = await Raw.dial(here.address)  # it never beats
         await raw.hello(generation="a")
         lost = await here.sees(1, "lost")
-        assert lost.why.startswith("silent for 0.")
+        assert re.match(r"silent for \d", lost.why)
         assert await raw.closed()
         await raw.leave()
         await here.joined(life="a")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pytest
 from kit.clock import FakeClock
@@ -29,7 +29,8 @@ from kvplane.bootstrap import (
 )
 from kvplane.vocabulary import Generation, Room
 
-SETTINGS = ResolverSettings(beat_wait_s=0.3, topology_s=0.3, rank_s=0.3)
+# A busy machine is no finding: only where somebody is silent it is not waited for so long.
+SETTINGS = ResolverSettings(beat_wait_s=20.0, topology_s=20.0, rank_s=20.0)
 Told = tuple[str, Generation | None, str]
 
 
@@ -223,9 +224,7 @@ async def test_a_server_without_a_health_route_lives_all_the_same(decode: Decode
         assert len(decode.told) == 1
 
 
-async def test_one_beat_is_out_per_address_and_a_silent_one_delays_no_other(
-    decode: Decode, seat: Seat
-) -> None:
+async def test_one_beat_is_out_per_address_and_a_silent_one_delays_no_other(seat: Seat) -> None:
     """FR-BS-08"""
     await seat.put()
     silent = asyncio.Event()
@@ -238,7 +237,7 @@ async def test_one_beat_is_out_per_address_and_a_silent_one_delays_no_other(
             await server["f"].serve(call)
 
     server["f"] = Foreign({(0, 0): 1})
-    async with peer(script) as other:
+    async with peer(script) as other, deciding(replace(SETTINGS, beat_wait_s=1.0)) as decode:
         address = other.url.removeprefix("http://")
         await decode.ports(address, 0)
         await decode.ports(seat.address, 0)
@@ -253,7 +252,7 @@ async def test_one_beat_is_out_per_address_and_a_silent_one_delays_no_other(
         await decode.beats(1)
     [(where, _, why)] = decode.told
     assert where == address
-    assert why == f"bootstrap server {address}: no answer within 0.3 s"
+    assert why == f"bootstrap server {address}: no answer within 1.0 s"
 
 
 async def test_an_address_nobody_uses_is_no_longer_beaten(decode: Decode, seat: Seat) -> None:

@@ -187,7 +187,7 @@ async def test_garbage_is_refused_counted_and_closed(said: bytes) -> None:
 
 
 async def test_silent_and_half_sockets_are_closed_in_time_and_bounded_in_number() -> None:
-    async with hall(hello_s=0.5, most_strangers=3) as here:
+    async with hall(hello_s=1.5, most_strangers=3) as here:
         silent = [await Raw.dial(here.address) for _ in range(3)]
         for raw in silent:
             await raw.hear()
@@ -197,7 +197,7 @@ async def test_silent_and_half_sockets_are_closed_in_time_and_bounded_in_number(
         assert await more.closed()
         for raw in silent:
             last = await raw.hear()
-            assert last == Refusal(reason="no hello within 0.5 s", final=False)
+            assert last == Refusal(reason="no hello within 1.5 s", final=False)
             assert await raw.closed()
         assert here.counted("strangers", reason="silent") == 3
         assert here.counted("strangers", reason="full") == 1

@@ -133,7 +133,7 @@ def test_what_waits_is_bounded_and_what_is_too_long_is_left_out() -> None:
 
 async def test_a_real_store_that_dies_and_comes_back_is_written_again() -> None:
     with durable() as redis:
-        texts = Lasting(redis.url, deadline_s=0.5)
+        texts = Lasting(redis.url, deadline_s=5.0)
         try:
             assert await texts.put([("a", b"1")], 60) == 0
             redis.kill()

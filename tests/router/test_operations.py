@@ -263,7 +263,8 @@ async def test_workers_that_come_and_go_and_clients_that_leave_leave_nothing_beh
             await until(lambda: house.idle)
             if life == 2:
                 base = len(asyncio.all_tasks())
-        assert len(asyncio.all_tasks()) <= base + 3  # of the test's own client at most
+        # Of the test's own client at most.
+        await until(lambda: len(asyncio.all_tasks()) <= base + 3, what="no task more each life")
         ledger = house.ledger
         assert len(ledger._by_room) <= 200 and len(ledger._by_request) <= 200
         assert len(house.gateway.breakers.states(house.gateway.clock.now())) <= 2
