@@ -17,7 +17,7 @@ from kvplane.router.discovery import DISCOVERIES, Static
 from kvplane.router.settings import ProbeSettings
 from kvplane.vocabulary import Pod, Role, WorkerUp
 
-SETTINGS = ProbeSettings(interval_s=5.0, deadline_s=0.3, first_wait_s=0.1, most_wait_s=1.0)
+SETTINGS = ProbeSettings(interval_s=5.0, deadline_s=1.0, first_wait_s=0.1, most_wait_s=1.0)
 INFO: dict[str, Any] = {
     "disaggregation_mode": "prefill", "page_size": 16, "kvplane": {"generation": "g1"},
 }  # fmt: skip
