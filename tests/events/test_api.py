@@ -70,7 +70,9 @@ async def read(answer: aiohttp.ClientResponse, wanted: int) -> list[dict[str, An
     event: dict[str, Any] = {}
     async with asyncio.timeout(5):
         while len(found) < wanted:
-            line = (await answer.content.readline()).decode().rstrip("\n")
+            raw = await answer.content.readline()
+            assert raw, f"the stream ended after {found}"
+            line = raw.decode().rstrip("\n")
             if not line:
                 found += [event] if "event" in event else []
                 event = {}

@@ -84,6 +84,7 @@ class Consumer:
             assert answer.status == 200, await answer.text()
             while events:
                 line = (await answer.content.readline()).decode()
+                assert line, "the stream ended"
                 if line.startswith("data: "):
                     self.take(json.loads(line[6:]))
                     events -= 1
