@@ -24,7 +24,7 @@ async def test_numbers_that_fall_back_show_a_restart_and_touch_nobody_else() -> 
     async with (
         Publisher() as one,
         Publisher(topic=b"") as other,
-        ingesting(MemoryStore()) as ingest,
+        ingesting(MemoryStore(), CALM) as ingest,
     ):
         await ingest.subscriptions.up(up("p0", one))
         await ingest.subscriptions.up(up("p1", other))
