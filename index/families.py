@@ -92,8 +92,8 @@ class Families:
         self.note = both
 
     def again(self, run: Run) -> None:
-        """What a run has is kept."""
-        if self._fresh is not None:
+        """What a run has is kept; it may be no more since the pass began."""
+        if self._fresh is not None and run.blocks:
             self._fresh.add(run.family, run.blocks[:])
 
     def renewed(self) -> None:

@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kvplane.index import places
+from kvplane.index.families import Families
+from kvplane.index.runs import Run
 
 blocks = st.integers(0, 2**64 - 1) | st.integers(0, 40)
 rows = st.lists(blocks, min_size=1, max_size=9)
@@ -45,3 +47,24 @@ def test_what_nobody_put_in_is_hardly_ever_supposed_anywhere() -> None:
     strange = [n * 0xBF58476D1CE4E5B9 % 2**64 for n in range(1, 2000)]
     assert sum(len(list(kept.find(block))) for block in strange) < 20
     assert len(kept.sift(array("Q", strange))) < 20
+
+
+@given(rows_of=st.lists(rows, max_size=12), gone=st.sets(st.integers(0, 11)))
+def test_what_is_made_anew_has_all_that_is_left_then(
+    rows_of: list[list[int]], gone: set[int]
+) -> None:
+    """Runs may be thrown away before a pass over all of them has come to their turn."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(places, "FEW", 5)
+        kept = Families()
+        runs = [kept.begin(Run(None, array("Q", row))) for row in rows_of]
+        kept.renew()
+        for at, run in enumerate(runs):
+            if at in gone:
+                kept.leave(run)
+                run.blocks = array("Q")
+            kept.again(run)
+        kept.renewed()
+        left = [block for run in runs for block in run.blocks]
+        assert kept.sift(array("Q", left)).tolist() == left
+        assert all(kept.find(block)[0] is not None for block in left)
