@@ -122,6 +122,7 @@ class Lines:
         if of != self._of or everybody != self._everybody:
             self._of, self._everybody = of, everybody
             self._told, self._lines = [()] * len(told), {}
+            self._even, self._bundles = 0, Bundles(self._lines, everybody)  # also where it is empty
         if told != self._told:
             for worker, now, before in zip(everybody, told, self._told, strict=True):
                 if now != before:

@@ -169,3 +169,15 @@ def test_names_with_odd_letters_are_written_as_json_has_them() -> None:
 
 def test_nobody_at_all_is_an_empty_list() -> None:
     assert said(Lines(View()), roster(()))["workers"] == []
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_the_last_one_who_goes_is_not_told_of_any_more(listed: bool) -> None:
+    view, one, blocks = View(), NAMES[0], CHAINS[16].blocks
+    lines, seen = Lines(view), roster([up(one)] if listed else [])
+    for _ in range(2):
+        view.apply(Stored(one, Epoch(1), Tier.GPU, None, blocks, 16))
+        assert [line["depth_blocks"] for line in said(lines, seen)["workers"]] == [len(blocks)]
+        view.apply(Cleared(one, Epoch(1), ClearReason.GONE))
+        assert [line["depth_blocks"] for line in said(lines, seen)["workers"]] == [0] * listed
+        assert said(lines, roster([]))["workers"] == []
