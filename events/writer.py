@@ -208,7 +208,8 @@ class Writer:
         if lost:
             await self.flush()
             self.lose(frame.sequence + 1, lost)
-        out = self._translator.translate(decoded.events, decoded.ts, frame.sequence)
+        told = decoded.events[decoded.void :]
+        out = self._translator.translate(told, decoded.ts, frame.sequence)
         if out.cleared:
             self.known_from, self._since, self.doubt = None, 0.0, ""
         self._metrics.translated(out.left_out, out.waiting)
@@ -247,8 +248,9 @@ class Writer:
         self._metrics.heard(decoded)
         for name in decoded.unknown:
             log.warning("read past worker=%s what=%s: newer than this program", self.worker, name)
-        taken = [drop.kind for drop in decoded.dropped if drop.took_away]
-        lost = f"a {taken[0]} in batch {frame.sequence} could not be read" if taken else ""
+        taken = [drop for drop in decoded.dropped if drop.took_away]
+        what = "an event" if taken and taken[0].unread else f"a {taken[0].kind}" if taken else ""
+        lost = f"{what} in batch {frame.sequence} could not be read" if taken else ""
         return decoded, lost
 
     def examine(self, frame: Frame) -> None:

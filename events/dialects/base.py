@@ -76,11 +76,12 @@ class Dropped:
 
     kind: str
     reason: str
+    unread: bool = False  # not even its kind can be read
 
     @property
     def took_away(self) -> bool:
         """Blocks may be gone that we still believe in: what is known is worth less from here."""
-        return self.kind in ("BlockRemoved", "AllBlocksCleared")
+        return self.unread or self.kind in ("BlockRemoved", "AllBlocksCleared")
 
 
 class Decoded(msgspec.Struct, frozen=True):
@@ -96,6 +97,7 @@ class Decoded(msgspec.Struct, frozen=True):
     dropped: tuple[Dropped, ...] = ()
     unknown: tuple[str, ...] = ()
     joined: int = 0  # removals that became part of the noun before them
+    void: int = 0  # events that came before a drop which may have taken away what they stored
 
 
 @dataclass(frozen=True, slots=True)

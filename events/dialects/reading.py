@@ -90,14 +90,17 @@ class Reader:
         events: list[EngineEvent] = []
         dropped: list[Dropped] = []
         unknown: tuple[str, ...] = ()
+        void = 0
         for raw in raws:
             try:
                 frame = self._frame(raw)
                 events.append(self._convert(frame))
-                unknown += self._strangers.look(frame, raw)
             except Bad as error:
                 dropped.append(_why(raw, error))
-        return Decoded(_clock(ts), tuple(events), rank, tuple(dropped), unknown)
+                void = len(events) if dropped[-1].took_away else void
+            else:
+                unknown += self._strangers.look(frame, raw)
+        return Decoded(_clock(ts), tuple(events), rank, tuple(dropped), unknown, void=void)
 
     def _frame(self, raw: msgspec.Raw) -> Any:
         decoders = self._maps if _is_map(raw) else self._arrays
@@ -140,9 +143,12 @@ def _is_map(data: bytes | msgspec.Raw) -> bool:
 def _why(raw: msgspec.Raw, error: BaseException) -> Dropped:
     """Tell a malformed event of a known kind from a kind that we do not know."""
     try:
-        event = _ANY.decode(raw)
+        event = _ANY.decode(loosened(raw) or raw)
+    except Bad:
+        return Dropped("unknown", f"unreadable: {error}"[:200], unread=True)
+    try:
         tag = event.get("type", event.get("event_type")) if isinstance(event, dict) else event[0]
-    except (*Bad, LookupError, AttributeError):
+    except (TypeError, LookupError):
         tag = None
     name = NAMES.get(tag, tag) if isinstance(tag, str) else tag
     if name in KINDS:

@@ -81,14 +81,17 @@ def members(raw: msgspec.Raw) -> int:
 
 
 def _unknown(kind: type[msgspec.Struct], raw: msgspec.Raw) -> list[str]:
-    """Members of one event that its struct lacks; raw was decoded before, so it is well formed."""
+    """Members of one event that its struct lacks, which was decoded without them."""
     config, fields = kind.__struct_config__, kind.__struct_fields__
     tag = NAMES.get(str(config.tag), str(config.tag))
     if config.array_like:
         last = min(members(raw) - 1, len(fields) + 16)
         return [f"{tag}.field{number}" for number in range(len(fields) + 1, last + 1)]
-    names = [one.decode("utf-8", "replace") if isinstance(one, bytes) else str(one)
-             for one in _ANY.decode(raw)]  # fmt: skip
+    try:
+        names = [one.decode("utf-8", "replace") if isinstance(one, bytes) else str(one)
+                 for one in _ANY.decode(raw)]  # fmt: skip
+    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError):
+        return [f"{tag}.unreadable"]  # it is in what was passed by
     strange = [name for name in names if name not in (*fields, config.tag_field)]
     return [f"{tag}.{name[:_MOST_CHARS]}" for name in strange[:16]]
 

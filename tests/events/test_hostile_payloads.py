@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 from kit.streams import WORKER, Publisher, following
 
 from kvplane.events import DIALECTS, BadBatch, Dialect, frames
+from kvplane.events.dialects import vllm
 from kvplane.events.errors import BadFrames
-from kvplane.vocabulary import Knowledge
+from kvplane.index import chain, rank
+from kvplane.vocabulary import Knowledge, Namespace
 
 MB = 1024 * 1024
 EVENT = {"type": "BlockStored", "block_hashes": [1], "token_ids": [1, 2], "block_size": 2}
@@ -183,3 +185,42 @@ async def test_a_stream_goes_on_behind_all_of_them_live_and_on_replay(tmp_path: 
             refused += followed.count("dropped_total", kind="unknown")
             assert refused >= len(payloads)
     assert not list(tmp_path.iterdir())
+
+
+REMOVED = b"\xa4type\xacBlockRemoved\xacblock_hashes"
+UNREAD = {  # a removal of block 1, which is stored before it in the same batch
+    "a hash that is none": b"\x82" + REMOVED + b"\x92\x01\xa1x",
+    "a group that is none": b"\x83" + REMOVED + b"\x91\x01\xa9group_idx\xff",
+    "a medium that is no UTF-8": b"\x83" + REMOVED + b"\x91\x01\xa6medium\xa2\xff\xfe",
+    "a time that is none": b"\x83" + REMOVED + b"\x91\x01\xa9ownership\xd4\xff\x00",
+    "an ext as a key": b"\x83" + REMOVED + b"\x91\x01\xd4\x05\x00\x01",
+    "a kind in bytes": b"\x92\xc4\x0cBlockRemoved\x92\x01\xa1x",
+    "all in bytes": b"\x82\xc4\x04type\xc4\x0cBlockRemoved\xc4\x0cblock_hashes\x92\x01\xa1x",
+}
+
+
+@pytest.mark.parametrize("removal", UNREAD.values(), ids=list(UNREAD))
+async def test_what_a_removal_that_cannot_be_read_may_have_meant_is_not_held(
+    removal: bytes,
+) -> None:
+    """Neither what was held before its batch, nor what the batch itself stored before it."""
+    stored = [{**EVENT, "block_hashes": [number], "token_ids": [number] * 2} for number in range(4)]
+    before, again, after = (msgspec.msgpack.encode(event) for event in stored[:3])
+    batch = b"\x93" + msgspec.msgpack.encode(1.0) + b"\x93" + again + removal + after + b"\x00"
+    async with Publisher() as publisher, following(publisher) as followed:
+        await followed.knows(Knowledge.EXACT)
+        await publisher.listened()
+        await publisher.publish(msgspec.msgpack.encode([1.0, [msgspec.Raw(before)], 0]))
+        await publisher.publish(batch)
+        await followed.at(1)
+        assert "could not be read" in await followed.knows(Knowledge.PARTIAL)
+        asked = [chain([number] * 2, Namespace("m", 2)) for number in range(4)]
+        depths = [rank(followed.view, prompt, [WORKER])[0].depth_blocks for prompt in asked]
+        assert depths == [0, 0, 1, 0]
+
+
+def test_what_was_passed_by_costs_nothing_though_it_cannot_be_read() -> None:
+    removed = b"\x83" + REMOVED + b"\x91\x01\xa6colour\xa2\xff\xfe"
+    found = vllm.new().decode(raw(removed))
+    assert len(found.events) == 2 and not found.dropped
+    assert found.unknown == ("BlockRemoved.unreadable",)
