@@ -119,9 +119,10 @@ class Desk:
                 asked = msgspec.structs.replace(asked, tokens=tokens)
             if not large:
                 return 200, self._found(asked)
-            begun, (asked, sizes, seen) = self._clock.now(), self._meant(asked)
+            begun, (asked, sizes, _) = self._clock.now(), self._meant(asked)
             # Hashed whole, where it holds up nobody; others as far as they are held.
             chains = await asyncio.to_thread(question.chains, asked, sizes, self._chains.chain)
+            asked, _, seen = self._meant(asked)  # some may have gone meanwhile
             return 200, self._told(chains, asked, seen, begun)
         except (Refusal, BadValue) as error:
             return refused(error)

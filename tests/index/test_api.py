@@ -8,6 +8,7 @@ import json
 import logging
 import re
 import struct
+import threading
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -35,8 +36,11 @@ from kvplane.index import (
     index_app,
     to_hex,
 )
+from kvplane.index.chains import Chains
 from kvplane.vocabulary import (
     Change,
+    Cleared,
+    ClearReason,
     Epoch,
     Group,
     GroupKind,
@@ -44,6 +48,7 @@ from kvplane.vocabulary import (
     Known,
     Namespace,
     Pod,
+    PrefixChain,
     Removed,
     Role,
     Stored,
@@ -212,6 +217,35 @@ async def test_a_large_body_is_read_beside_the_loop_and_answered_alike(index: In
     index.tell(stored(A, chain(many, SPACE).blocks))
     status, said = await index.rank({"model": "qwen/3", "token_ids": many})
     assert status == 200 and said["workers"][0]["depth_blocks"] == 3750
+
+
+async def test_who_leaves_while_a_large_body_is_read_is_not_known_any_more(
+    index: Index, ups: list[WorkerUp], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, go, hashed = threading.Event(), threading.Event(), Chains.chain
+
+    def waits(*given: Any) -> PrefixChain:
+        begun.set()
+        assert go.wait(10)
+        return hashed(*given)
+
+    monkeypatch.setattr(Chains, "chain", waits)
+    gone, many = Worker(Pod("gone")), list(range(60_000))
+    for workers in ([str(gone), str(A)], None):
+        index.tell(stored(gone, CHAIN.blocks), stored(A, CHAIN.blocks))
+        begun.clear()
+        go.clear()
+        body = {"model": "qwen/3", "token_ids": many, "workers": workers}
+        asked = asyncio.create_task(index.rank(body))
+        await asyncio.to_thread(begun.wait, 10)
+        index.tell(Cleared(gone, Epoch(2), ClearReason.GONE))
+        ups.clear()
+        go.set()
+        status, said = await asked
+        if workers:
+            assert (status, said["error"]["param"]) == (404, "workers[0]")
+        else:
+            assert [one["worker"] for one in said["workers"]] == [str(A)]
 
 
 GOOD = {"model": "m", "token_ids": [1]}
