@@ -175,16 +175,23 @@ class Counted:
 
     def _removed(self, event: BlocksRemoved, out: Translation) -> None:
         at, tier, copies = AT[event.tier], event.tier, self._copies
-        keys, plain = iter(event.hashes), not self.chunks.told
+        waiting = self.waiting
+        twice = (
+            bool(waiting.blocks) and not self._counts
+        )  # held and told again behind a lost parent
+        keys, plain = iter(event.hashes), not self.chunks.told and not twice
         while True:
             key = copies.let_go(keys, tier, at, out) if plain else next(keys, None)
             if key is None:
                 return
             row = self._table.get(key)
             if type(row) is not Row or not row.copies[at]:
-                if not self.waiting.remove(key, at, out):
+                if not waiting.remove(key, at, out):
                     out.left_out["unknown-removal"] += 1
-            elif not copies.fewer(key, row, at, out):
+                continue
+            if twice:
+                waiting.remove(key, at, out)  # it is there or not: one removal takes both
+            if not copies.fewer(key, row, at, out):
                 out.gone(copies.who, tier, (row.block,), None)
                 if key in self.chunks.told:
                     self.chunks.removed(key, at, out)

@@ -212,3 +212,16 @@ def test_two_readers_of_one_stream_write_the_same_rows() -> None:
         pieces = fresh(table=pieces.table)  # as if restarted each time
         run(pieces, event)
     assert whole.table == pieces.table
+
+
+@pytest.mark.parametrize("copies", [False, True])
+def test_what_is_held_and_waits_again_is_removed_once_for_each_copy(copies: bool) -> None:
+    """Told again behind a parent that is lost: another copy, or where copies are not told the same
+    one, which its parent must not bring back."""
+    one = fresh(copies)
+    run(one, stored(), removed(0, 1))
+    run(one, stored(1, 3))  # its first block is not known any more: both wait
+    assert run(one, removed(1, 2)).changes == [gone(2)]
+    again = [told(2, parent=1)] if copies else []
+    assert run(one, stored(0, 2)).changes == [told(0, 1), *again]
+    assert run(one, removed(2)).changes == ([gone(2)] if copies else [])
