@@ -186,7 +186,9 @@ class Counted:
                 return
             row = self._table.get(key)
             if type(row) is not Row or not row.copies[at]:
-                if not waiting.remove(key, at, out):
+                if key in self.chunks.told:  # of whose blocks the last was given up before
+                    self.chunks.removed(key, at, out)
+                elif not waiting.remove(key, at, out):
                     out.left_out["unknown-removal"] += 1
                 continue
             if twice:

@@ -83,15 +83,17 @@ class Chunks:
             self._expire(self._oldest(), out)
 
     def removed(self, chunk: bytes, at: int, out: Translation) -> None:
-        """The tier gave up a chunk, and its last block with it: so it did the others."""
+        """The tier gave up a chunk: all of its blocks, whichever of them are still kept."""
         _, each = self.told[chunk]
+        left = False
         for key in _keys(chunk, each):
             row = self._table.get(key)
-            if key != chunk and isinstance(row, Row) and row.copies[at]:
+            if isinstance(row, Row) and row.copies[at]:
                 self._copies.fewer(key, row, at, out, row.copies[at])
                 out.gone(self._copies.who, TIERS[at], (row.block,), None)
-        last = self._table.get(chunk)
-        if not isinstance(last, Row) or not any(last.copies[1:]):
+                row = self._table.get(key)
+            left = left or (isinstance(row, Row) and any(row.copies[1:]))
+        if not left:
             self._drop(chunk, out)
 
     def begin(self, ts: float, out: Translation) -> None:

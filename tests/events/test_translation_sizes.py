@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tracemalloc
 
+import pytest
 from kit.memory import bytes_in
 from kit.translating import Ingest, P, blocks_of, held_by, keys_of, removed, stored, tokens_of
 
@@ -134,6 +135,24 @@ def test_a_clock_that_stands_still_ends_no_chunk_but_their_number_does() -> None
         ingest.hear(stored([1000 + number], tokens, size=16, tier=CPU))
     assert len(ingest.rows()) <= 41
     assert sum(isinstance(value, Note) for value in ingest.table.values()) <= 22
+
+
+@pytest.mark.parametrize("more", range(1, 12))
+@pytest.mark.parametrize("again", [False, True])
+def test_a_chunk_some_of_whose_blocks_were_too_many_is_removed_whole(
+    more: int, again: bool
+) -> None:
+    for most in range(3, 9):
+        ingest = Ingest(limits=Limits(most_blocks=most), forgets=True)
+        lower = [stored([501], TOKENS[:16], size=16, tier=tier) for tier in (CPU, Tier.DISK)]
+        ingest.hear(stored([1], TOKENS[:4]), *lower)
+        for at in range(1, more + 1):
+            ingest.hear(stored([1 + at], TOKENS[4 * at : 4 * at + 4], at))
+        ingest.hear(*lower if again else ())
+        ingest.hear(removed(501, tier=CPU))
+        assert not ingest.blocks(CPU)
+        ingest.hear(removed(501, tier=Tier.DISK))
+        assert not ingest.blocks(Tier.DISK)
 
 
 def test_images_within_a_chunk_are_left_out() -> None:
