@@ -90,6 +90,17 @@ def test_a_strange_normalizer_leaves_marks_only() -> None:
 
 
 @pytest.mark.parametrize(
+    ("pre", "gaps"), [("BertPreTokenizer", GAPS), ("Whitespace", GAPS), ("WhitespaceSplit", " \n")]
+)
+def test_blanks_beside_letters_of_asia_join_those_of_the_text(pre: str, gaps: str) -> None:
+    """Unless they are thrown away as soon as they split."""
+    bert = {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "BertNormalizer"}]}
+    assert not seams_of(told(r" ?\p{L}+|\s+", normalizer=bert)).gaps
+    found = seams_of(told(normalizer=bert, pre_tokenizer={"type": pre}))
+    assert set(found.gaps) == set(gaps) & set(" \n")
+
+
+@pytest.mark.parametrize(
     ("post", "frame"),
     [
         (None, ((), ())),

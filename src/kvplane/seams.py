@@ -190,6 +190,8 @@ def _gaps(told: Json, steps: list[Json]) -> str:
     if not all(step["type"] in CALM or _is_blank_mark(step) for step in normal):
         return ""
     kinds = {step["type"] for step in normal}
+    if "BertNormalizer" in kinds and not (steps and steps[0]["type"] in BLANKS):
+        return ""  # puts blanks beside letters of Asia, which only these throw away again
     usable = GAPS if kinds <= {"NFC"} else " \n"  # NFKC makes another comma of those of Asia
     found: set[str] = set()
     shown = {" ": "▁" if any(map(_is_blank_mark, normal)) else " ", "\n": "\n"}

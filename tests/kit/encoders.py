@@ -232,6 +232,7 @@ ENCODERS: dict[str, Made] = {
     "gemma": gemma,
     "mistral": mistral,
     "bert": bert,
+    "bert_bytes": lambda: _bpe(_split(r" ?\p{L}+|\s+"), normalizers.BertNormalizer()),
     "unigram": unigram,
     "unigram_whole": lambda: unigram(split=False),
     "unigram_nmt": lambda: unigram(nmt=True),
