@@ -108,7 +108,7 @@ def framed(data: bytes, most_hashes: int, memory: Memory | None) -> tuple[Questi
     elif body.token_ids is not None:
         tokens = body.token_ids if row is None else row
     else:
-        text = msgspec.json.decode(data)
+        text = _decode(data, msgspec.json.decode)  # all of it: a tokenizer's members too
     asked = Question(body.model, body.adapter, body.salt, workers, tokens, hashes, text, items)
     return asked, span
 
@@ -172,12 +172,12 @@ def _parts(data: bytes, memory: Memory | None) -> tuple[_Body, Any, Span | None]
                 body = _body.decode(rest)
                 if getattr(body, name) == []:
                     return body, row, (first, last)
-    return _decode(data), None, None
+    return _decode(data, _body.decode), None, None
 
 
-def _decode(data: bytes) -> _Body:
+def _decode(data: bytes, decode: Callable[[bytes], Any]) -> Any:
     try:
-        return _body.decode(data)
+        return decode(data)
     except msgspec.ValidationError as error:
         if missing := _MISSING.search(str(error)):
             raise BadValue(f"{missing[2]}.{missing[1]}", None, "given") from None

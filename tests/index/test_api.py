@@ -574,6 +574,14 @@ async def test_a_body_nested_too_deep_is_refused(index: Index, where: bytes) -> 
     assert status == 400 and found["error"]["param"] == "body"
 
 
+@pytest.mark.parametrize("way", [b'"prompt":"hi"', b'"messages":[{"role":"user"}]'])
+async def test_a_text_beside_what_is_no_text_is_refused(index: Index, way: bytes) -> None:
+    """Members that only a tokenizer looks at are read as well."""
+    for body in (b'{"model":"m",%s,"x":"\xff\xfe"}', b'{"model":"m","\xff":1,%s}'):
+        status, found = await index.rank(body % way)
+        assert (status, found["error"]["param"]) == (400, "body")
+
+
 @pytest.mark.parametrize("broken", [b"[1", b'{"model":1', b'{"token_ids":["a",'])
 async def test_a_body_that_is_wrong_before_it_is_broken_is_refused(
     index: Index, broken: bytes
