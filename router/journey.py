@@ -23,7 +23,7 @@ from .errors import let_go
 from .evidence import Ledger
 from .fleet import Fleet
 from .looks import Looks
-from .meeting import FIRST_BYTE, Trail
+from .meeting import END, FIRST_BYTE, Trail
 from .metrics import RouterMetrics
 from .request import Ask
 from .sending import Sending, Sent, bind
@@ -151,3 +151,5 @@ class Journey:
         shape["leg"] = None if failed.leg is None else type(failed.leg).__name__
         ended = "rejected" if failed.callers_mistake else "failed"
         self.means.ledger.close(self.meeting, ended, shape)
+        if failed.cause.stage is None and self.bindings:  # no engine named one: the gateway's own
+            failed.cause.stage = (END if failed.started else FIRST_BYTE).value

@@ -209,7 +209,8 @@ async def test_a_prefill_that_fails_ends_its_decode_by_name_once(
         if status == 400:
             assert raw == b'{"message":"no"}'
         else:
-            assert json.loads(raw)["error"]["code"] == "prefill_failed"
+            error = json.loads(raw)["error"]
+            assert (error["code"], error["stage"]) == ("prefill_failed", "first-byte")
         await until(lambda: house.idle)
         await until(lambda: aborts(house, "d1"))
         assert aborts(house, "d1") == names(house, "d1")
@@ -226,7 +227,8 @@ async def test_a_prefill_that_is_silent_is_ended_too() -> None:
         for leg in house.legs._live:
             leg.check(math.inf)
         status, raw, _ = await asking
-        assert (status, json.loads(raw)["error"]["code"]) == (504, "deadline_exceeded")
+        error = json.loads(raw)["error"]
+        assert (status, error["code"], error["stage"]) == (504, "deadline_exceeded", "first-byte")
         await until(lambda: aborts(house, "d1") and aborts(house, "p1"))
         assert aborts(house, "d1") == names(house, "d1") == aborts(house, "p1")
         await until(lambda: house.idle)

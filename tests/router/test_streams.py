@@ -223,7 +223,7 @@ async def test_a_break_is_one_error_event_and_no_end_marker(script: Script, code
         assert [event + b"\n\n" for event in events[:3]] == THREE
         (last,) = events[3:]
         error = json.loads(last.removeprefix(b"data: "))["error"]
-        assert error["code"] == code
+        assert (error["code"], error["stage"]) == (code, "end")
         assert error["room"] == one.headers["x-kvplane-room"]
         assert error["request_id"] == one.headers["x-request-id"]
         assert b"[DONE]" not in data
