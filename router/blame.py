@@ -90,6 +90,11 @@ class LegFailed(Exception):
         return isinstance(self.leg, TimedOut) and self.leg.phase is Phase.SENT
 
     @property
+    def stale(self) -> bool:
+        """A kept connection was dead already: the engine never began."""
+        return isinstance(self.leg, Stale)
+
+    @property
     def crowded(self) -> bool:
         """No connection to it was free: no fault, but no place for the next attempt either."""
         return isinstance(self.leg, PoolFull)

@@ -129,7 +129,7 @@ class Gateway:
         since = now = clock()
         metrics.tokenise_s.observe(now - begun)
         self._budget.earn()
-        deadline, number = now + settings.request_timeout_s, 1
+        deadline, number, spared = now + settings.request_timeout_s, 1, False
         trail = Trail(clock, INPUT, begun, POOL, now)
         guilty: tuple[Worker, ...] = ()
         before: GatewayError | None = None
@@ -149,8 +149,8 @@ class Gateway:
                 await journey.travel(client)
                 return
             except LegFailed as failed:
-                again = self._again(failed, journey, number, deadline)
-                before = failed.cause
+                before, spared = failed.cause, spared or failed.stale  # that is no attempt, once
+                again = self._again(failed, journey, number - spared, deadline)
                 let_go(failed)
             finally:
                 journey.arrive(client)
@@ -210,6 +210,9 @@ class Gateway:
         self, failed: LegFailed, journey: Journey, number: int, deadline: float
     ) -> Again | None:
         """May it be tried again? Counts both answers."""
+        if failed.stale:  # whatever cut it may have cut the other side's too
+            for target in filter(None, (journey.choice.prefill, journey.choice.decode)):
+                self.legs.renew(Origin.parse(target.url))
         how = Failed(
             journey.account.without,
             failed.status or None,

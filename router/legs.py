@@ -149,6 +149,13 @@ class Legs:
                 connection.abort()
             engine.idle.clear()
 
+    def renew(self, origin: Origin) -> None:
+        """A kept connection was dead: what idled longer is no better, and goes too."""
+        if (engine := self._engines.get(origin)) is not None:
+            idle, engine.idle = engine.idle, []  # first, or each would teach that engines close
+            for connection in idle:
+                connection.abort()
+
     def keep_only(self, origins: Collection[Origin]) -> None:
         """Forget every engine that listens elsewhere."""
         for origin in self._engines.keys() - origins:

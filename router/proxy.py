@@ -41,13 +41,16 @@ class Proxy:
         deadline = clock.now() + settings.request_timeout_s
         guilty: tuple[Worker, ...] = ()
         self._budget.earn()
-        for number in range(1, settings.retry.retries + 2):
+        number, spared = 0, False
+        while True:
             target = self._pick(call, guilty)
             try:
                 await self._travel(call, target, client)
                 return
             except LegFailed as failed:
-                again = self._again(failed, target, number, deadline - clock.now())
+                spared = spared or failed.stale  # no attempt at all, once
+                number += 1
+                again = self._again(failed, target, number - spared, deadline - clock.now())
                 if again is None:
                     raise failed.cause from None
                 let_go(failed)
@@ -112,6 +115,8 @@ class Proxy:
         self._gateway.metrics.opened.labels(target.name).inc()
 
     def _again(self, failed: LegFailed, target: Target, number: int, left_s: float) -> Again | None:
+        if failed.stale:
+            self._gateway.legs.renew(Origin.parse(target.url))
         guilty = () if failed.nobodys_fault and not failed.crowded else (target.worker,)
         how = Failed(guilty, failed.status or None, failed.started, failed.retry_after_s)
         verdict = decide(how, number, self._gateway.settings.retry, self._budget, left_s)

@@ -331,6 +331,37 @@ async def test_a_connection_that_died_while_kept_is_tried_again_unseen_and_blame
         assert house.count("legs_total", side="decode", worker="d1", outcome="success") == 4
 
 
+@pytest.mark.parametrize("retries", [0, 2])
+async def test_where_all_kept_connections_died_one_further_attempt_is_on_new_ones(
+    retries: int,
+) -> None:
+    """Both engines' at once, as when something on the way lost its state; it is none of the
+    attempts that the settings allow, and happens once."""
+    opened = asyncio.Event()
+
+    async def once(call: Call) -> None:
+        await call.request()
+        await opened.wait()
+        await call.send(answer(b"good"))
+        await call.request()
+        call.reset()
+
+    settings = RouterSettings(retry=RetrySettings(retries=retries, first_wait_s=0.01))
+    async with gatehouse({"p1": once, "d1": once}, settings) as house:
+        first = [asyncio.create_task(house.post("/generate", {"text": "x"})) for _ in range(5)]
+        await until(lambda: all(len(one.requests) == 5 for one in house.engines.values()))
+        opened.set()
+        assert {status for status, _, _ in await asyncio.gather(*first)} == {200}
+        await until(lambda: house.legs.idling == 10)
+        _, _, headers = found = await house.post("/generate", {"text": "x"})
+        assert found[:2] == (200, b"good")
+        _, told = await house.get(f"/requests/{headers['x-request-id']}")
+        assert [one["outcome"] for one in told["attempts"]] == ["failed", "ok"]
+        await until(lambda: house.idle)
+        assert house.count("legs_total", side="decode", worker="d1", outcome="fault") == 0
+        await until(lambda: house.legs.sockets == 2)
+
+
 async def test_only_the_circuit_of_the_guilty_opens() -> None:
     failing = replies(answer(b"{}", 500))
     settings = RouterSettings(

@@ -131,6 +131,17 @@ async def test_a_failing_worker_is_left_for_another_and_its_circuit_opens() -> N
         assert house.count("retries_total", reason="prefill_failed") == 3
 
 
+async def test_a_kept_connection_that_died_is_no_attempt_of_those_allowed_once() -> None:
+    async def once(call: Call) -> None:
+        await call.request()
+        await call.send(answer(b"good"))
+        await call.request()
+
+    async with gatehouse({"p1": once}, ONCE) as house:
+        for _ in range(4):
+            assert (await house.post("/v1/embeddings", {"input": "x"}))[:2] == (200, b"good")
+
+
 async def test_a_prefill_that_fails_is_called_one_and_its_circuit_says_when_to_come_back() -> None:
     settings = RouterSettings(
         retry=RetrySettings(retries=0), breaker=BreakerSettings(faults=1, pause_s=30)
