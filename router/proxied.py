@@ -21,7 +21,7 @@ from .choice import BYTES_PER_TOKEN
 from .errors import GatewayError
 from .facts import ANSWER_TOKENS
 from .handoffs import reserved
-from .request import named
+from .request import check_name, named
 from .splice import splice
 from .tenants import apart
 
@@ -81,6 +81,7 @@ def read_call(path: str, raw: bytes, request_id: str, headers: HeaderList, salt:
         return Call(path, raw, request_id, headers, kind, "", 1 + len(raw) // BYTES_PER_TOKEN)
     if not isinstance(body, dict):
         raise GatewayError("invalid_request", "body must be a JSON object")
+    check_name(body)
     raw = splice(raw, body, reserved)
     body = {name: value for name, value in body.items() if not reserved(name)}
     raw, body = apart(path, raw, body, salt)

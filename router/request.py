@@ -26,6 +26,7 @@ NATIVE = "/generate"  # SGLang's own route
 MOST_COUNTED = 2**31
 CONTENT = (str, list, type(None))  # of a message; a union made anew would cost as much as the rest
 READ = msgspec.json.Decoder().decode
+OURS = "kvplane-"  # how the names of requests begin that handoffs/ make
 SANE_ID = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 
 Body = dict[str, Any]
@@ -106,6 +107,8 @@ def _parsed(path: str, raw: bytes, body: Body, request_id: str, headers: tuple[A
         raise invalid("prompt", f"{prompts} prompts in one request; at most {MOST_PROMPTS}")
     if "extra_key" in body and not batched and path != NATIVE:
         _no_list(body)
+    if "rid" in body:
+        check_name(body)
     samples = _samples(path, body) if "n" in body or path == NATIVE else 1
     if prompts * samples > MOST_ROOMS:
         many = f"{prompts} prompts x n {samples}"
@@ -130,6 +133,16 @@ def named(body: Body) -> str:
     if len(name) > MOST_NAME:
         raise invalid("model", f"'model' has {len(name)} characters: at most {MOST_NAME}")
     return name
+
+
+def check_name(body: Body) -> None:
+    """Raises GatewayError (400) for a name of the client's that is the beginning of ours, or begins
+    as they do: SGLang ends all requests whose names begin with the one that is aborted, and does so
+    whenever a client leaves, so that a `rid` of "" or "k" would end everybody's."""
+    given = body.get("rid")
+    for one in given if isinstance(given, list) else (given,):
+        if isinstance(one, str) and (one.startswith(OURS) or OURS.startswith(one)):
+            raise invalid("rid", f"'rid' must not be empty, begin with {OURS!r} or be part of it")
 
 
 def sane_id(given: bytes | None, make: Callable[[], str]) -> str:

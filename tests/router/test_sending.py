@@ -297,6 +297,21 @@ async def test_a_client_that_leaves_ends_both_by_their_exact_name(given: str | N
         await until(lambda: house.idle)
 
 
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/v1/embeddings"])
+async def test_a_name_by_which_others_would_end_never_reaches_an_engine(path: str) -> None:
+    """SGLang ends all whose names begin with the one that is aborted: ours are not to be had."""
+    body = {"text": "a"} if path == "/generate" else {"prompt": "a", "input": "a"}
+    engine = replies(answer())
+    async with gatehouse({"p1": engine, "d1": engine, "u1": engine}, ONCE) as house:
+        for given in ("", "k", "kvplane-", "kvplane-0", ["mine", "kv"]):
+            status, raw, _ = await house.post(path, body | {"rid": given})
+            error = json.loads(raw)["error"]
+            assert (status, error["code"], error["param"]) == (400, "invalid_request", "rid"), given
+        assert not any(one.requests for one in house.engines.values())
+        for other in ("mine", "kvp-1", "Kvplane-1", None, 7):
+            assert (await house.post(path, body | {"rid": other}))[0] == 200, other
+
+
 async def test_a_name_of_the_client_is_used_again_only_when_it_was_ended() -> None:
     """Else the abort of the first attempt could end the second."""
     seen: list[str] = []
