@@ -4,7 +4,8 @@ Pure: time is an argument. Between fleet.py (who is well) and policies/ (in whic
 that are open, workers that failed this very request, or asked to be left alone, or where everything
 waits. Open it to change who is left out, and what is done where nobody would be left.
 
-    open circuit        left out; where all are: asked again soon, and the caller is told when
+    open circuit        left out; where all of one side are: unified workers serve, and where there
+                        is none, asked again soon, and the caller is told when
     failed this request |
     busy, it said       left out as long as others can serve: the last one is never refused for it
     stuck               |
@@ -23,9 +24,11 @@ from kvplane.vocabulary import Role, Stage, Worker
 from .breaker import Breakers
 from .depths import NOTHING
 from .errors import GatewayError
+from .fleet import Fleet
 from .foretold import Depth
 from .policies import Candidate
 from .settings import FleetSettings
+from .sides import Sides
 from .target import Target
 
 
@@ -76,6 +79,27 @@ def available(
     if late and len(late) < len(found):
         return [target for target in found if target not in late]
     return found
+
+
+def left(both: Sides, breakers: Breakers, now: float, without: Collection[Worker]) -> bool:
+    """Is there somebody on each side who may be asked and is none of `without`?"""
+    may, sides = breakers.admits, [side for side in both if side]
+    return all(any(t.worker not in without and may(t.worker, now) for t in side) for side in sides)
+
+
+def served(
+    sides: Sides,
+    fleet: Fleet,
+    model: str,
+    breakers: Breakers,
+    now: float,
+    without: Collection[Worker],
+) -> Sides:
+    """Pairs; unified workers where only they are left."""
+    if not (without or breakers.shut) or not sides.decodes or left(sides, breakers, now, without):
+        return sides
+    unified = Sides(fleet.selectable(Role.BOTH, model))
+    return unified if unified.prefills and left(unified, breakers, now, without) else sides
 
 
 def candidates(

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from kvplane.index import View, chain
 from kvplane.vocabulary import Knowledge, PrefixChain, Stage, Worker
 
-from .availability import available, candidates
+from .availability import available, candidates, left, served
 from .belief import Belief, Doubt, worse
 from .breaker import Breakers
 from .chosen import Choice
@@ -92,6 +92,7 @@ class Chooser:
             or (uneasy and (uneasy.late or now >= uneasy.again))
             or (sides.several and now < fleet.ramping_until)
         ):
+            sides = served(sides, fleet, ask.model, breakers, now, without)
             ordered = self._order(ask, prompt, now, sides, without, trail)
             return self._met_by(ask, prompt, now, sides, *ordered)
         # All may serve and nobody is asked what he holds: whose turn it is decides the rest.
@@ -137,7 +138,8 @@ class Chooser:
 
     def weigh(self, ask: Ask, prompt: Prompt, now: float) -> Weighed:
         """What `choose` would go by now; takes nobody's turn. Raises GatewayError as it does."""
-        sides = self._fleet.sides(ask.model)
+        fleet, breakers = self._fleet, self._breakers
+        sides = served(fleet.sides(ask.model), fleet, ask.model, breakers, now, ())
         _, ordered, seconds = self._order(ask, prompt, now, sides, ())
         return ordered, seconds, self._met(ordered, seconds, now) if seconds else None
 
@@ -204,15 +206,12 @@ class Chooser:
 
     def others(self, model: str, without: Collection[Worker], now: float) -> bool:
         """Can somebody serve who is none of these, on each side?"""
+        fleet, breakers = self._fleet, self._breakers
         try:
-            sides = self._fleet.sides(model)
+            sides = served(fleet.sides(model), fleet, model, breakers, now, without)
         except GatewayError:
             return False
-        return all(
-            any(t.worker not in without and self._breakers.admits(t.worker, now) for t in side)
-            for side in sides
-            if side
-        )
+        return left(sides, breakers, now, without)
 
     def _alike(
         self,

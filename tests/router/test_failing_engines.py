@@ -213,6 +213,29 @@ async def test_where_every_prefill_is_dead_the_pool_is_said_first() -> None:
         assert all(one["culprit"] != "prefill pool" for one in findings[1:])
 
 
+@pytest.mark.parametrize("sick", ["p1", "d1"])
+async def test_where_no_pair_is_left_a_unified_worker_serves_and_the_pair_when_it_is_back(
+    sick: str,
+) -> None:
+    """In the same request, and while the circuit is open."""
+    engines = {"p1": Engine(), "d1": Engine(), "u1": Engine()}
+    engines[sick].say = BAD
+    circuit = BreakerSettings(faults=3, successes=1, pause_s=600, quick_s=600)
+    settings = RouterSettings(breaker=circuit, retry=SOON)
+    async with gatehouse(plane(**engines), settings) as house:
+        for number in range(1, 6):
+            status, _, headers = await ask(house)
+            assert (status, headers["x-kvplane-decode"]) == (200, "u1")
+            assert engines[sick].asked == min(number, 3)
+        assert circuits(house)[sick] == "open"
+        engines[sick].say = GOOD
+        pause_over(house, sick)
+        status, _, headers = await ask(house)
+        assert (status, headers["x-kvplane-decode"]) == (200, "d1")
+        assert set(circuits(house).values()) == {"closed"}
+        await until(lambda: house.idle)
+
+
 async def test_a_health_check_that_says_well_brings_a_probe_early() -> None:
     prefill, other, decode = Engine(BAD), Engine(), Engine()
     circuit = BreakerSettings(faults=1, successes=1, quick_s=0.05, pause_s=600)
