@@ -15,6 +15,7 @@ from kvplane.settings import BadSetting, parser, resolve
 # flag, value, where it goes, what arrives there
 FLAGS: list[tuple[str, str, str, Any]] = [
     ("--policy", "round_robin", "prefill_policy", "round_robin"),
+    ("--policy", "round_robin", "decode_policy", "round_robin"),
     ("--prefill-policy", "random", "prefill_policy", "random"),
     ("--decode-policy", "power_of_two", "decode_policy", "power_of_two"),
     ("--request-timeout-secs", "9", "request_timeout_s", 9.0),

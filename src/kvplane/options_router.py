@@ -49,9 +49,9 @@ TIMES = number(1, 100, "a factor from 1 to 100, like 1.5")
 RATE = number(0.001, 1e6, "requests a second above 0, like 50")
 
 ROUTING: tuple[Key, ...] = (
-    one_of("policy", POLICIES, "prefix", "how a prefill is chosen"),
+    one_of("policy", POLICIES, None, "how both are chosen; else prefix and least_loaded"),
     one_of("prefill_policy", POLICIES, None, "overrides --policy for prefill"),
-    one_of("decode_policy", POLICIES, "least_loaded", "how a decode is chosen"),
+    one_of("decode_policy", POLICIES, None, "overrides --policy for decode"),
     Key("block_size", whole(1, 4096), None, "tokens a block, where neither engine nor events tell"),
     Key("pd_disaggregation", switch, False, "changes nothing: pairs are made wherever they can be"),
 )

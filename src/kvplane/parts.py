@@ -106,9 +106,10 @@ def broadcast_of(
 
 def router_settings(told: Settings) -> RouterSettings:
     """The gateway's settings out of its flags."""
+    usual = RouterSettings()
     return RouterSettings(
-        prefill_policy=told["prefill_policy"] or told["policy"],
-        decode_policy=told["decode_policy"],
+        prefill_policy=told["prefill_policy"] or told["policy"] or usual.prefill_policy,
+        decode_policy=told["decode_policy"] or told["policy"] or usual.decode_policy,
         request_timeout_s=told["request_timeout_secs"],
         first_byte_s=told["first_byte_timeout_secs"],
         block_size=told["block_size"],
