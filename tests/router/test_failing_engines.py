@@ -367,6 +367,9 @@ async def test_of_all_that_wait_one_probes_and_a_failed_probe_opens_it_for_longe
         statuses = await waiting
         assert statuses[200] >= 1 and statuses[200] + statuses[503] == 100
         assert circuits(house)["p1"] == "closed"
+        p1 = house.fleet.target(Worker(Pod("p1")))
+        assert p1 is not None
+        assert p1.share(house.gateway.clock.now(), FleetSettings()) < 1, "it takes load gradually"
         assert await many(house, 20) == {200: 20}
 
 
@@ -416,6 +419,18 @@ async def test_what_is_under_way_is_not_cut_by_failed_health_checks() -> None:
         assert (await under_way)[0] == 200
         assert not house.fleet.healthy(Pod("u1")), "one sign is not enough"
         await until(lambda: house.idle)
+
+
+async def test_further_attempts_are_a_share_of_the_requests() -> None:
+    """One is saved up, and two requests earn another."""
+    worker = Engine(BAD)
+    told = RetrySettings(retries=2, first_wait_s=0.001, budget_share=0.5, budget_most=1)
+    settings = RouterSettings(breaker=BreakerSettings(faults=1000), retry=told)
+    async with gatehouse(plane(u1=worker), settings) as house:
+        for number in range(1, 11):
+            assert (await ask(house))[0] == 502
+            assert worker.asked == number + (number + 1) // 2
+        assert house.count("retries_total", reason="decode_failed") == 5
 
 
 def shut(house: Gatehouse, name: str, at: float) -> None:

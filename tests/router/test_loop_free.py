@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -17,6 +18,8 @@ import pytest
 from kit.gatehouse import Gatehouse, gatehouse
 from kit.peer import answer, replies
 
+from kvplane.router import api
+from kvplane.router.request import COUNTS, LONG_BYTES
 from kvplane.router.settings import PromptSettings, RetrySettings, RouterSettings
 from kvplane.vocabulary import Epoch, Knowledge, Known, Pod, Worker
 
@@ -73,6 +76,25 @@ async def test_long_chats_hold_nobody_up() -> None:
         assert took[-1] < MOST_S, f"longest turns {took[-3:]}"
         assert not house.count("health_changes_total", worker="u1", state="unhealthy")
         assert all(target.healthy for target in house.fleet.targets())
+
+
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/embeddings"])
+async def test_a_long_body_is_read_beside_the_loop(
+    monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    name, threads = ("read_ask" if path in COUNTS else "read_call"), list[str]()
+    read = getattr(api, name)
+
+    def noted(*of: Any) -> Any:
+        threads.append(threading.current_thread().name)
+        return read(*of)
+
+    monkeypatch.setattr(api, name, noted)
+    here = threading.current_thread().name
+    async with gatehouse({"u1": ENGINE}, SETTINGS) as house:
+        for size in (10, LONG_BYTES):
+            assert (await house.post(path, {"prompt": "a" * size, "input": "a"}))[0] == 200
+    assert threads[0] == here != threads[1]
 
 
 async def _short(house: Gatehouse) -> None:
