@@ -99,6 +99,17 @@ def test_a_first_byte_is_a_success_at_once_however_long_the_stream_is() -> None:
     assert plane.told[("p1", Outcome.SUCCESS)] == plane.told[("d1", Outcome.SUCCESS)] == 1
 
 
+def test_answers_that_begin_outweigh_health_checks_that_fail() -> None:
+    plane = Plane()
+    for at in range(10):
+        for pod in (P1.pod, D1.pod):
+            assert not any(plane.fleet.mark_health(pod, False, at, "slow") for _ in range(2))
+        account = plane.open(now=at)
+        account.began(at)
+        plane.close(account, at)
+    assert plane.fleet.healthy(P1.pod) and plane.fleet.healthy(D1.pod)
+
+
 def test_a_stream_that_breaks_is_a_fault_of_decode_though_it_began() -> None:
     plane = Plane()
     for _ in range(3):

@@ -440,6 +440,25 @@ async def test_an_error_body_that_never_ends_is_not_waited_for_long(
         await until(lambda: s.prefill.open == 0 and s.decode.open == 0, timeout_s=1)
 
 
+@pytest.mark.parametrize("side", list(Side))
+async def test_the_other_leg_is_not_kept_until_the_failed_one_has_said_why(side: Side) -> None:
+    gate = asyncio.Event()
+
+    async def slow(call: Call) -> None:
+        await call.request()
+        await call.send(b"HTTP/1.1 500 No\r\ncontent-length: 4\r\n\r\nbo")
+        await gate.wait()
+        await call.send(b"om")
+
+    async with stage(*((slow, hang) if side is Side.PREFILL else (hang, slow))) as s:
+        task = asyncio.create_task(s.failure())
+        other = s.decode if side is Side.PREFILL else s.prefill
+        await until(lambda: other.seen_closed == 1)
+        assert not task.done()
+        gate.set()
+        assert "answered 500: boom" in (await task).cause.message
+
+
 async def test_prefill_that_never_ends_is_closed_some_time_after_decode() -> None:
     async with stage(hang, replies(answer(b"{}"))) as s:
         attempt = s.begin()
