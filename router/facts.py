@@ -17,7 +17,7 @@ from .errors import GatewayError
 from .looks import BOOTSTRAP_PORT, Header, Look
 from .meeting import Meeting
 from .plans import Prompt
-from .request import Ask
+from .request import MOST_COUNTED, Ask, Body
 
 __all__ = [
     "ANSWER_TOKENS",
@@ -65,10 +65,21 @@ def loads(ask: Ask, choice: Choice) -> tuple[int, int]:
     worker is the decode, and what it holds already costs it nothing."""
     kept, body = choice.prompt_tokens or len(ask.raw) // BYTES_PER_TOKEN, ask.body
     left = kept - choice.depth.predicted
-    wanted = body.get("max_completion_tokens") or body.get("max_tokens") or ANSWER_TOKENS
+    wanted = body.get("max_completion_tokens") or body.get("max_tokens")
+    if not wanted:
+        wanted = ANSWER_TOKENS if ask.plain else _native(body)
     if choice.prefill is None:
         kept = left if left > 0 else 0
-    return kept + wanted * ask.samples, left if left > 0 else 1
+    return kept + wanted * ask.prompts * ask.samples, left if left > 0 else 1
+
+
+def _native(body: Body) -> int:
+    """The limit of an answer as SGLang's own route has it, or what is taken for one. A list has
+    one for each prompt; the first speaks for all."""
+    params = body.get("sampling_params")
+    first = params[0] if isinstance(params, list) and params else params
+    most = first.get("max_new_tokens") if isinstance(first, dict) else None
+    return most if type(most) is int and 0 < most <= MOST_COUNTED else ANSWER_TOKENS
 
 
 def headers(ask: Ask, look: Look, bindings: Sequence[Binding]) -> HeaderList:

@@ -330,6 +330,39 @@ async def test_load_counts_from_the_choice_on_not_from_the_answer(policy: str) -
         await until(lambda: house.idle)
 
 
+FEW, NATIVE = "/v1/completions", "/generate"
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "answers"),
+    [
+        (FEW, {"prompt": "x"}, 128),
+        (FEW, {"prompt": "x", "max_tokens": 900}, 900),
+        (FEW, {"prompt": ["x"] * 3, "max_tokens": 900, "n": 2}, 5400),
+        (NATIVE, {"text": "x"}, 128),
+        (NATIVE, {"text": "x", "sampling_params": {"max_new_tokens": 900}}, 900),
+        (NATIVE, {"text": ["x", "y"], "sampling_params": [{"max_new_tokens": 900}] * 2}, 1800),
+        (NATIVE, {"text": "x", "sampling_params": {"max_new_tokens": -1}}, 128),
+        (NATIVE, {"text": "x", "sampling_params": {"max_new_tokens": "many"}}, 128),
+    ],
+)
+async def test_the_load_of_a_decode_has_every_answer_that_may_come_in_it(
+    path: str, body: dict[str, Any], answers: int
+) -> None:
+    decode = Engine()
+    decode.gate.clear()
+    facts = {name: {"handoff": "sglang-lists"} for name in ("p1", "d1")}
+    async with gatehouse(plane(p1=Engine(), d1=decode), facts=facts) as house:
+        asked = asyncio.create_task(house.post(path, body))
+        await until(lambda: decode.asked)
+        target = house.fleet.target(Worker(Pod("d1")))
+        assert target is not None
+        assert answers < target.inflight_tokens < answers + 40, "the prompts are a few"
+        decode.gate.set()
+        await asked
+        await until(lambda: house.idle)
+
+
 async def test_one_that_looks_idle_and_is_busy_gets_no_more_than_its_share() -> None:
     """What an engine reports of itself is not what is gone by: what was sent there is."""
     busy, quick, third = Engine(), Engine(), Engine()
