@@ -238,6 +238,48 @@ async def test_a_break_is_one_error_event_and_no_end_marker(script: Script, code
         assert opened == {guilty}
 
 
+LOGS = b'data: {"meta_info":{"output_token_logprobs":[]}}\n\n'
+WHOLE: dict[str, tuple[dict[str, object], bytes]] = {
+    "a stream": (STREAM, SSE + b"".join(map(chunk, [*THREE, DONE])) + b"0\r\n\r\n"),
+    "merged": (STREAM | {"return_logprob": True}, SSE + chunk(LOGS) + chunk(DONE) + b"0\r\n\r\n"),
+    "a plain answer": ({"text": "x"}, answer(b'{"text":"abc"}')),
+}
+
+
+@pytest.mark.parametrize(("body", "raw"), WHOLE.values(), ids=WHOLE.keys())
+@pytest.mark.parametrize("who", ["a decode", "a unified worker"])
+async def test_an_answer_that_is_cut_at_any_byte_is_never_taken_for_a_whole_one(
+    body: dict[str, object], raw: bytes, who: str
+) -> None:
+    """A part of it and an error event, or an error alone; the whole only of the last cut."""
+    at = 0
+
+    async def cut(call: Call) -> None:
+        await call.asked()
+        await call.send(raw[:at])
+
+    once = replace(
+        QUICK,
+        retry=RetrySettings(retries=0),
+        breaker=BreakerSettings(faults=10**6, pair_faults=10**6),
+    )
+    scripts = {"u1": cut} if who == "a unified worker" else {"p1": PREFILLED, "d1": cut}
+    payload = b"".join(THREE) + DONE if "return_logprob" not in body else b""
+    async with gatehouse(scripts, once) as house:
+        for at in range(len(raw) + 1):
+            data, one = await whole(house.url, body)
+            if at == len(raw):
+                assert one.status == 200 and b'"error"' not in data
+            elif one.status == 200:
+                begun, _, told = data.rpartition(b"\n\ndata: ")
+                assert json.loads(told)["error"]["code"] == "decode_failed", (at, data)
+                assert payload.startswith(begun) or not payload, (at, data)
+            else:
+                assert one.status == 502, (at, data)
+                assert json.loads(data)["error"]["code"] == "decode_failed", (at, data)
+        await until(lambda: house.idle)
+
+
 async def test_a_stream_with_a_length_that_breaks_still_ends_with_its_error() -> None:
     async def script(call: Call) -> None:
         await call.asked()
