@@ -7,9 +7,10 @@ admin_workers.py and admin_fleet.py ask it. Open it to change who is let in.
 from __future__ import annotations
 
 import hmac
-import ipaddress
 
 from fastapi import Request
+
+from kvplane.bootstrap import is_loopback
 
 from .errors import GatewayError
 
@@ -35,7 +36,4 @@ def _equal(one: str, other: str) -> bool:
 def _local(request: Request) -> bool:
     if any(name in request.headers for name in FOREIGN) or request.client is None:
         return False
-    try:
-        return ipaddress.ip_address(request.client.host).is_loopback
-    except ValueError:
-        return False
+    return is_loopback(request.client.host)  # as ::ffff:127.0.0.1, too: a door of both families

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import time
 from dataclasses import replace
@@ -10,12 +11,15 @@ from io import BytesIO
 from typing import Any
 
 import pytest
+from fastapi import Request
 from kit.gatehouse import gatehouse, worker
 from kit.peer import Call, answer, replies
 from kit.wait import until
 
+from kvplane.router.access import admit
 from kvplane.router.admin_workers import worker_id
 from kvplane.router.discovery import Waiting
+from kvplane.router.errors import GatewayError
 from kvplane.router.settings import AdmissionSettings, RetrySettings, RouterSettings
 from kvplane.router.target import Lost
 from kvplane.vocabulary import Pod, Role, Stage, WorkerUp
@@ -305,6 +309,27 @@ async def test_workers_need_the_admin_key_unless_on_loopback() -> None:
         house.session.get(house.url + "/workers", headers=headers) as found,
     ):
         assert found.status == 403
+
+
+CALLERS = {
+    "127.0.0.1": True,
+    "::1": True,
+    "::ffff:127.0.0.1": True,  # as a door of both families, `--host ::`, sees 127.0.0.1
+    "::ffff:192.0.2.7": False,
+    "192.0.2.7": False,
+    "2001:db8::7": False,
+    "testclient": False,
+}
+
+
+@pytest.mark.parametrize(("host", "let_in"), CALLERS.items())
+def test_this_machine_is_known_however_its_address_is_written(host: str, let_in: bool) -> None:
+    scope: dict[str, Any] = {"type": "http", "headers": [], "client": (host, 40000)}
+    with contextlib.nullcontext() if let_in else pytest.raises(GatewayError, match="loopback"):
+        admit(Request(scope), "")
+    behind = scope | {"headers": [(b"x-forwarded-for", b"192.0.2.7")]}
+    with pytest.raises(GatewayError, match="loopback"):
+        admit(Request(behind), "")
 
 
 BAD_TEXTS = [r"http://\ud800:80", r"http://a\r\nb:80", r"http://h\u0000:80"]
