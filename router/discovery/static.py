@@ -61,9 +61,13 @@ class Static:
         self._tasks.clear()
 
     def add(self, worker: WorkerUp) -> None:
-        """Look for a worker from now on. Raises ValueError for a pod that is already there."""
+        """Look for a worker from now on. Raises ValueError for a pod or URL that is already there:
+        one engine under two names would get twice its load, and its key from whoever came last."""
         if worker.pod in self._tasks:
             raise ValueError(f"worker {worker.pod}: is already there")
+        for pod, other in self._named.items():
+            if other.url == worker.url:
+                raise ValueError(f"worker {worker.pod}: {other.url} is already there as {pod}")
         self._named[worker.pod] = worker
         self._waiting[worker.pod] = Waiting(worker, "not asked yet")
         follow = supervise(f"worker {worker.pod}", lambda: self._follow(worker), self._clock)

@@ -302,6 +302,19 @@ async def test_a_worker_can_be_added_and_removed_at_runtime(begin: Begin, heard:
         assert heard.told == ["up late g1", "down late"]
 
 
+async def test_an_engine_has_one_name_however_often_it_is_added(begin: Begin, heard: Heard) -> None:
+    """Those of `make demo` have names; a script knows where they are."""
+    async with fake_engine(server_info=INFO) as engine:
+        found: Static = await begin(engine.url)
+        with pytest.raises(ValueError, match=f"{engine.url} is already there as p1"):
+            found.add(WorkerUp(Pod("again"), engine.url, Role.BOTH))
+        await until(lambda: heard.told == ["up p1 g1"], timeout_s=5)
+        assert list(found.named()) == ["p1"]
+        assert await found.remove(Pod("p1"))
+        found.add(WorkerUp(Pod("again"), engine.url, Role.PREFILL))
+        await until(lambda: heard.told[-1] == "up again g1", timeout_s=5)
+
+
 async def test_removing_a_worker_that_never_served_tells_nothing(
     begin: Begin, heard: Heard
 ) -> None:
