@@ -10,6 +10,9 @@ route.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
+from itertools import takewhile
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
@@ -27,6 +30,8 @@ from .gateway import Gateway
 from .readiness import marks
 from .readiness import readiness as judge
 
+SECRET = ("api_key",)  # its value is in no answer
+SHOULD = re.compile("^(Input|String|List|Dictionary) should")  # as pydantic begins
 HTTP_CODES = {404: "not_found", 413: "payload_too_large"}
 
 
@@ -134,13 +139,30 @@ async def _ours(request: Request, error: Exception) -> Response:
 async def _invalid(request: Request, error: Exception) -> Response:
     """A parameter or body FastAPI refused: 400 with the member named, as everywhere else."""
     assert isinstance(error, RequestValidationError)
-    first = error.errors()[0]
-    place = ".".join(str(part) for part in first["loc"][1:]) or str(first["loc"][0])
-    text = f"{place}: {first['msg']}"
+    place, text = _refused(error.errors()[0])
     kind = request.headers.get("content-type", "")
     if place == "body" and "json" not in kind.lower():  # curl -d alone calls it a form
         text = f"body: content-type {kind[:100]!r}: must be application/json, and a JSON object"
     return await _ours(request, GatewayError("invalid_request", text, place))
+
+
+def _refused(first: Mapping[str, Any]) -> tuple[str, str]:
+    """The member that is wrong, and what is wrong with it, its value included where that is plain.
+
+    Of a member that may be of several kinds, pydantic's name of the kind stands behind it: no part.
+    """
+    if first["type"] == "json_invalid":
+        return "body", f"body is no valid JSON: {first['ctx']['error']} (byte {first['loc'][-1]})"
+    parts = takewhile(lambda part: "[" not in part, map(str, first["loc"][1:]))
+    place = ".".join(parts) or str(first["loc"][0])
+    if place == "body":
+        return place, "body: must be a JSON object"
+    if first["type"] == "missing":
+        return place, f"{place} is missing"
+    value, said = first.get("input"), first["msg"].removeprefix("Value error, ")
+    shown = isinstance(value, str | int | float) and place not in SECRET
+    want = SHOULD.sub("must", said)
+    return place, f"{place} {value!r:.100}: {want}" if shown else f"{place}: {want}"
 
 
 async def _http(request: Request, error: Exception) -> Response:

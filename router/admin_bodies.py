@@ -20,6 +20,7 @@ from .fleet import Waited
 from .target import Target
 
 ROLES = {"prefill": "prefill", "decode": "decode", "regular": "both", "both": "both"}
+MEMBERS = {"role": "worker_type", "engine": "runtime", "model": "model_id"}  # of a table, here
 TYPES = {Role.PREFILL: "prefill", Role.DECODE: "decode", Role.BOTH: "regular"}
 MOST_TEXT = 4096  # characters of one member
 MOST_LABELS = 64
@@ -98,6 +99,18 @@ class NewWorker(Notes):
             "api_key": self.api_key,
         }
         return {name: value for name, value in found.items() if value not in (None, "", False)}
+
+
+def called(fault: str, table: Mapping[str, Any]) -> tuple[str, str]:
+    """A sentence about a [[workers]] table in the words of the body, and the member it is about.
+
+    engine 'trt': must be ...   ->   runtime 'trt': must be ..., runtime
+    """
+    word = fault.partition(" ")[0].rstrip(":")
+    if word not in table:
+        return fault, "url"
+    member = MEMBERS.get(word, word)
+    return member + fault[len(word) :], member
 
 
 @dataclass

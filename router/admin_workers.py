@@ -21,7 +21,7 @@ from fastapi.responses import JSONResponse
 from kvplane.vocabulary import Pod, WorkerUp
 
 from .access import admit
-from .admin_bodies import Change, NewWorker, Noted, Notes, expected, serving
+from .admin_bodies import Change, NewWorker, Noted, Notes, called, expected, serving
 from .departures import Departures, WorkerDesk
 from .errors import GatewayError
 from .gateway import Gateway
@@ -84,11 +84,12 @@ def _adding(router: APIRouter, board: _Board, declare: Declare | None) -> None:
         """Look for a worker from now on; it serves when it answers."""
         if board.desk is None or declare is None:
             raise GatewayError("forbidden", "this gateway's workers come from discovery only")
+        table = new.table()
         try:
-            up = declare(new.table())
+            up = declare(table)
             board.desk.add(up)
         except ValueError as error:
-            raise GatewayError("invalid_request", str(error), "url") from None
+            raise GatewayError("invalid_request", *called(str(error), table)) from None
         board.note(up.pod, new)
         response.headers["location"] = f"/workers/{worker_id(up.pod)}"
         told = {"url": up.url, "location": response.headers["location"]}

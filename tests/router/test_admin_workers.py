@@ -419,3 +419,36 @@ async def test_the_docs_page_shows_every_route_and_needs_nothing_from_elsewhere(
         assert "bootstrap_port" in page and "<script" not in page
         for word in ("http://", "https://", "//cdn", "src=", "@import", "url("):
             assert word not in page, word
+
+
+# body -> param, and what the sentence says: the member, its value where that may be shown
+REFUSED: list[tuple[bytes, str, str]] = [
+    (b"{bad", "body", "body is no valid JSON: Expecting property name"),
+    (b"", "body", "body: must be a JSON object"),
+    (b"[]", "body", "body: must be a JSON object"),
+    (b"{}", "url", "url is missing"),
+    (b'{"url": 5}', "url", "url 5: must be a valid string"),
+    (b'{"url": "ftp://h:1"}', "url", "url 'ftp://h:1': must be like http://host:port"),
+    (b'{"url": "http://h:1", "priority": "high"}', "priority", "priority 'high': must be a valid"),
+    (b'{"url": "http://h:1", "bootstrap_port": 70000}', "bootstrap_port", "bootstrap_port 70000: "),
+    (b'{"url": "http://h:1", "labels": {"a": 5}}', "labels.a", "labels.a 5: must be a valid"),
+    (b'{"url": "http://h:1", "events": 5}', "events", "events 5: must be a valid string"),
+    (b'{"url": "http://h:1", "events": "tcp//x"}', "events", "events 'tcp//x': must be like tcp"),
+    (b'{"url": "http://h:1", "runtime": "trt"}', "runtime", "runtime 'trt': must be one of"),
+    (b'{"url": "http://h:1", "handoff": "x"}', "handoff", "handoff 'x': must be one of"),
+    (b'{"url": "http://h:1", "worker_type": "x"}', "worker_type", "worker_type 'x': must be one"),
+    (b'{"url": "http://h:1", "api_key": "a secret"}', "api_key", "api_key: must match pattern"),
+    (b'{"url": "http://h:1", "api_key": 31415}', "api_key", "api_key: must be a valid string"),
+]
+
+
+@pytest.mark.parametrize(("body", "param", "says"), REFUSED)
+async def test_a_body_that_cannot_be_is_answered_with_its_own_member_and_value(
+    body: bytes, param: str, says: str
+) -> None:
+    async with manned({}) as (house, _):
+        status, raw, _ = await house.post("/workers", body, JSON)
+        error = json.loads(raw)["error"]
+        assert (status, error["param"]) == (400, param)
+        assert error["message"].startswith(says)
+        assert "secret" not in error["message"] and "31415" not in error["message"]
