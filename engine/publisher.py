@@ -56,11 +56,11 @@ class Publisher:
         try:
             self._live: zmq.Socket[bytes] = zmq.Context.shadow(context.underlying).socket(zmq.PUB)
             self._live.setsockopt(zmq.SNDHWM, HIGH_WATER)
-            self.port = _bind(self._live, host, port)
+            self.port = _bind(self._live, host, port, "--events-port")
             self._replay = context.socket(zmq.ROUTER)
             # a router drops silently at its mark: one whole buffer must fit twice
             self._replay.setsockopt(zmq.SNDHWM, 2 * (self._kept.maxlen or 1) + 2)
-            self.replay_port = _bind(self._replay, host, replay_port)
+            self.replay_port = _bind(self._replay, host, replay_port, "--replay-port")
         except OSError:
             await self.stop()
             raise
@@ -120,13 +120,16 @@ def free_range(host: str, count: int) -> int:
     raise PortTaken(f"no {count} neighbouring free ports on {host}")
 
 
-def _bind(endpoint: zmq.Socket[bytes] | zmq.asyncio.Socket, host: str, port: int) -> int:
-    """Bind and say which port it became."""
+def _bind(endpoint: zmq.Socket[bytes] | zmq.asyncio.Socket, host: str, port: int, flag: str) -> int:
+    """Bind and say which port it became. Raises PortTaken, with the flag where it would help."""
     endpoint.setsockopt(zmq.IPV6, 1 if ":" in host else 0)
     place = f"[{host}]" if ":" in host else host
     address = f"tcp://{place}:{port or '*'}"
     try:
         endpoint.bind(address)
     except zmq.ZMQError as error:
-        raise PortTaken(f"events cannot be published at {address}: {error}") from error
+        why = zmq.strerror(error.errno or 0)
+        if error.errno == zmq.EADDRINUSE:
+            why += f"; {flag} chooses another"
+        raise PortTaken(f"events cannot be published at {address}: {why}") from error
     return int(endpoint.getsockopt_string(zmq.LAST_ENDPOINT).rpartition(":")[2])

@@ -105,6 +105,22 @@ def test_a_taken_port_is_one_sentence_naming_who_wanted_it(tmp_path: Path) -> No
     assert done.stderr == f"kvplane: {wanted}; --port chooses another\n"
 
 
+@pytest.mark.parametrize("flag", ["--port", "--bootstrap-port", "--events-port", "--replay-port"])
+def test_a_second_engine_is_told_which_of_its_ports_is_taken_and_by_which_flag_to_change_it(
+    flag: str, tmp_path: Path
+) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = str(taken.getsockname()[1])
+        ports = {"--port": "0", "--events-port": "0", "--replay-port": "0"}
+        ports["--bootstrap-port"] = str(free_port())  # decodes must know it
+        words = [word for pair in (ports | {flag: port}).items() for word in pair]
+        done = run("engine", "--role", "prefill", *words, folder=tmp_path)
+    assert done.returncode == 1
+    assert f"127.0.0.1:{port}: Address already in use; {flag} chooses another\n" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("answer", "status", "said"),
     [

@@ -40,7 +40,11 @@ CUT_S = 1.0  # for what a request that was cut still has to give back
 # Whose X-Forwarded-For is believed. Said here, for else an environment variable of uvicorn's says
 # it, and `*` in it would let anybody call himself 127.0.0.1, who may write.
 PROXIES = ("127.0.0.1", "::1")
-PORT_FLAGS = {"metrics": "--prometheus-port", "ingest": "--prometheus-port"}  # others: --port
+PORT_FLAGS = {  # by a server's name; others: --port
+    "metrics": "--prometheus-port",
+    "ingest": "--prometheus-port",
+    "directory": "--bootstrap-port",  # a prefill's own; the command bootstrap has nothing else
+}
 BACKLOG = 2048  # connections the kernel keeps for us while the loop is busy
 
 

@@ -38,6 +38,7 @@ class Directory(Composite):
         super().__init__()
         self._host, self._port, self._settings, self._tls = host, port, settings, tls
         self._owner = owner
+        self._name = "bootstrap" if owner is None else "directory"  # who is told of a taken port
 
     async def build(self) -> None:
         """The table, then its door."""
@@ -48,7 +49,7 @@ class Directory(Composite):
             table, rooms, clock, settings, metrics=BootstrapMetrics(registry), registry=registry
         )
         await self.begin(RoomSweeper(rooms, clock))
-        await self.begin(Server(app, self._host, self._port, "bootstrap", self._tls))
+        await self.begin(Server(app, self._host, self._port, self._name, self._tls))
         await self.begin(app)  # ends first: questions that wait are answered, then the port closes
 
 
