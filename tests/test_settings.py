@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kvplane import transfer
+from kvplane.__main__ import _settings
 from kvplane.options import BACKENDS, COMMANDS
 from kvplane.settings import BadSetting, Settings, parser, read, resolve
 from kvplane.vocabulary import Pod, Role
@@ -225,3 +226,35 @@ def test_a_wrong_flag_ends_the_process_with_status_2(tmp_path: Path) -> None:
     )  # fmt: skip
     assert done.returncode == 2
     assert "role = 'chief' (flag --role): must be one of prefill, decode, both" in done.stderr
+
+
+@pytest.mark.parametrize("name", ["PREFILL", "DECODE", "WORKER_URLS", "EVENTS", "REPLAY"])
+def test_workers_that_the_environment_names_are_refused_instead_of_left_out(name: str) -> None:
+    environ = {f"KVPLANE_{name}": "http://10.0.0.7:30000 8998"}
+    with pytest.raises(BadSetting, match=f"environment KVPLANE_{name}.*workers are named by flags"):
+        told("router", environ=environ)
+    assert told("router", "--decode", "http://h:1", environ=environ).by_flags, "flags win"
+    assert told("bootstrap", environ=environ)["port"] == 8998, "not its business"
+    with pytest.raises(
+        BadSetting, match=r"\(file\): workers are named by flags, or as \[\[workers"
+    ):
+        told("router", file={name.lower(): "http://10.0.0.7:30000"})
+
+
+def test_the_environment_names_a_file_and_a_flag_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, other = tmp_path / "one.toml", tmp_path / "other.toml"
+    one.write_text("port = 1")
+    other.write_text("port = 2")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "kvplane.toml").write_text("port = 3")
+    assert _settings(["router"])["port"] == 3
+    monkeypatch.setenv("KVPLANE_CONFIG", str(one))
+    assert _settings(["router"])["port"] == 1
+    assert _settings(["router", "--config", str(other)])["port"] == 2
+    monkeypatch.setenv("KVPLANE_CONFIG", "nowhere.toml")
+    with pytest.raises(BadSetting, match=r"config = 'nowhere.toml' \(environment KVPLANE_CONFIG\)"):
+        _settings(["router"])
+    monkeypatch.setenv("KVPLANE_CONFIG", "")
+    assert _settings(["router"])["port"] == 3, "an empty one says nothing"

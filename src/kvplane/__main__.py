@@ -61,20 +61,22 @@ def _settings(argv: Sequence[str] | None) -> Settings:
     from kvplane.settings import read, resolve
 
     flags = read(argv)
-    return resolve(flags, os.environ, _file(flags.get("config")))
+    return resolve(flags, os.environ, _file(flags.get("config"), os.environ.get("KVPLANE_CONFIG")))
 
 
-def _file(named: str | None) -> dict[str, Any]:
-    """kvplane.toml of the current folder where it exists, or the file named by --config."""
+def _file(flag: str | None, variable: str | None) -> dict[str, Any]:
+    """kvplane.toml of the current folder where it exists, or the file that was named."""
     import tomllib
     from pathlib import Path
 
     from kvplane.settings import BadSetting
 
-    path = Path(named or "kvplane.toml")
-    if named is None and not path.exists():
+    path = Path(flag or variable or "kvplane.toml")
+    if not (flag or variable or path.exists()):
         return {}
-    source = "the file here" if named is None else "flag --config"
+    source = "environment KVPLANE_CONFIG" if variable else "the file here"
+    if flag:
+        source = "flag --config"
     try:
         return tomllib.loads(path.read_text())
     except OSError as error:

@@ -23,6 +23,8 @@ from kvplane.options_kinds import Key
 from kvplane.vocabulary import Role, WorkerUp
 from kvplane.workers import WorkerFault, declared, endpoint, worker_from_table
 
+WORKER_FLAGS = ("prefill", "decode", "worker_urls", "events", "replay")  # their order counts
+NAME_WORKERS = "workers are named by flags, or as [[workers]] tables of kvplane.toml"
 SECRET = re.compile("key|secret|password|token$")
 
 
@@ -128,7 +130,7 @@ def read(argv: Sequence[str] | None) -> dict[str, Any]:
     if strangers:
         own = ["--config", *(key.flag for key in COMMANDS[found.command].keys)]
         if found.command in WORKER_COMMANDS:
-            own += ["--prefill", "--decode", "--worker-urls", "--events", "--replay"]
+            own += ["--" + flag.replace("_", "-") for flag in WORKER_FLAGS]
         near = _near(strangers[0].partition("=")[0], own)
         see = f"see kvplane {found.command} --help"
         top.exit(2, f"kvplane: {strangers[0]}: no flag of kvplane {found.command}{near}; {see}\n")
@@ -172,9 +174,18 @@ def resolve(
     for key in command.positional:
         values[key.name] = _checked(key, "argument", flags[key.name])
     by_flags = bool(flags.get("workers"))
+    if name in WORKER_COMMANDS and not by_flags:
+        _no_workers_in(environ)
     workers = flags["workers"] if by_flags else _from_file(file.get("workers", []))
     _no_twins(workers)
     return Settings(name, values, tuple(workers), _keys(file.get("keys", [])), by_flags)
+
+
+def _no_workers_in(environ: Mapping[str, str]) -> None:
+    """Whoever wrote them there means them: say so instead of going on without."""
+    for flag in WORKER_FLAGS:
+        if told := environ.get(f"KVPLANE_{flag.upper()}"):
+            raise BadSetting(flag, f"environment KVPLANE_{flag.upper()}", told, NAME_WORKERS)
 
 
 def _keys(tables: object) -> tuple[ApiKey, ...]:
@@ -216,6 +227,8 @@ def _no_strangers(command: Command, file: Mapping[str, Any], section: Mapping[st
     known = {key.name for every in COMMANDS.values() for key in every.keys}
     tables = {name.replace("-", "_") for name in COMMANDS} | {"workers", "keys"}
     for key in file:
+        if key in WORKER_FLAGS:
+            raise BadSetting(key, "file", file[key], NAME_WORKERS)
         if key not in known | tables:
             near = _near(key, known | tables)
             want = f"no such key{near}; see kvplane COMMAND --help"
