@@ -101,6 +101,7 @@ def test_a_command_line_of_sgl_router_is_understood() -> None:
     ("argv", "named"),
     [
         (("--max-concurrent-requests", "-2"), "max_concurrent_requests = '-2' (flag"),
+        (("--max-concurrent-requests", "0"), "= '0' (flag --max-concurrent-requests): must be"),
         (("--queue-size", "-1"), "must be a whole number, 0 to"),
         (("--retry-jitter-factor", "2"), "must be a share from 0 to 1, like 0.2"),
         (("--retry-backoff-multiplier", "0.5"), "must be a factor from 1 to 100, like 1.5"),

@@ -94,6 +94,17 @@ def whole(least: int, most: int = 2**31) -> Callable[[str], int]:
     return read
 
 
+def limit(value: str) -> int:
+    """How many there may be; 0 would let nobody in, and only look like no limit."""
+    try:
+        found = whole(-1)(value)
+    except ValueError:
+        found = 0
+    if not found:
+        raise ValueError("must be a whole number of 1 or more, or -1 for no limit")
+    return found
+
+
 def number(least: float, most: float, want: str) -> Callable[[str], float]:
     """A reader of numbers in a range; `want` says which, with an example."""
 

@@ -10,6 +10,7 @@ from kvplane.options_kinds import (
     Key,
     address,
     credential,
+    limit,
     number,
     one_of,
     port,
@@ -77,7 +78,7 @@ FAILING: tuple[Key, ...] = (
     Key("drain_timeout_secs", seconds, 1800.0, "a deleted worker may finish what it has this long"),
 )
 ADMITTING: tuple[Key, ...] = (
-    Key("max_concurrent_requests", whole(-1), -1, "more have to wait; -1 = no limit"),
+    Key("max_concurrent_requests", limit, -1, "more have to wait; -1 = no limit"),
     Key("queue_size", whole(0), 100, "requests that may wait for a place; more get 429"),
     Key("queue_timeout_secs", seconds, 60.0, "longest such wait; then 503"),
     Key(
