@@ -19,6 +19,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse
 from starlette.exceptions import HTTPException
+from starlette.types import Receive, Scope, Send
 
 from .admin_docs import docs_page
 from .admin_evidence import evidence_routes
@@ -35,6 +36,16 @@ SHOULD = re.compile("^(Input|String|List|Dictionary) should")  # as pydantic beg
 HTTP_CODES = {404: "not_found", 413: "payload_too_large"}
 
 
+class _Admin(FastAPI):
+    """Answers HEAD wherever it answers GET, as sgl router does: balancers and `wget --spider` look
+    at /health so. The server leaves the body out."""
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
+        await super().__call__(scope, receive, send)
+
+
 def admin_app(
     gateway: Gateway,
     desk: WorkerDesk | None = None,
@@ -42,7 +53,7 @@ def admin_app(
 ) -> FastAPI:
     """The app. Without a desk the fleet cannot be changed at runtime: POST /workers is refused."""
     text = "Admin and query routes of the gateway."
-    app = FastAPI(title="kvplane", description=text, docs_url=None, redoc_url=None)
+    app = _Admin(title="kvplane", description=text, docs_url=None, redoc_url=None)
     app.add_exception_handler(GatewayError, _ours)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)

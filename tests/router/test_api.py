@@ -9,6 +9,7 @@ import time
 from dataclasses import replace
 from io import BytesIO
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 from fastapi import Request
@@ -208,6 +209,29 @@ async def test_unknown_rooms_and_requests_are_404_and_bad_queries_400() -> None:
         status, found = await house.get("/rooms?limit=0")
         assert (status, found["error"]["param"]) == (400, "limit")
         assert (await house.get("/openapi.json"))[0] == 200
+
+
+HEADED = ["/liveness", "/health", "/readiness", "/v1/models", "/workers", "/rooms", "/diagnosis"]
+
+
+@pytest.mark.parametrize("path", [*HEADED, "/docs", "/rooms/1", "/nowhere"])
+async def test_head_is_answered_as_get_is_without_a_body(path: str) -> None:
+    """As balancers and `wget --spider` ask for it."""
+    async with gatehouse(ENGINES, SETTINGS) as house:
+        parts = urlsplit(house.url)
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+        rest = b" HTTP/1.1\r\nhost: x\r\n"
+        told = []
+        for method, more in ((b"GET", b""), (b"HEAD", b"connection: close\r\n")):
+            writer.write(method + b" " + path.encode() + rest + more + b"\r\n")
+            head = await reader.readuntil(b"\r\n\r\n")
+            rows = {row.partition(b":")[0]: row for row in head.lower().split(b"\r\n")[1:]}
+            told.append((head.split()[1], rows[b"content-type"], rows[b"content-length"]))
+            if method == b"GET":
+                await reader.readexactly(int(rows[b"content-length"].partition(b":")[2]))
+        assert told[0] == told[1]
+        assert await reader.read() == b""
+        writer.close()
 
 
 class Desk:
