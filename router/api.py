@@ -119,7 +119,8 @@ class Api:
     def _onward(self, headers: HeaderList, coding: bytes) -> HeaderList:
         """As engines may see them. Raises GatewayError for a body that cannot be read."""
         if coding.lower() not in DECODABLE:
-            text = "content-encoding of a request is not supported"
+            told = coding[:100].decode("latin-1")
+            text = f"content-encoding {told!r} is not supported: send the body as it is"
             raise GatewayError("invalid_request", text, status=415)
         return self.keys.onward(headers)
 

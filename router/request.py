@@ -164,6 +164,10 @@ def _kind(value: object) -> str:
     return names.get(type(value), "null" if value is None else "a number")
 
 
+def _no(place: str, want: str, value: object) -> GatewayError:
+    return invalid(place, f"'{place}' {want}, not {_kind(value)}")
+
+
 def _counted(body: Body, name: str, least: int, most: int = MOST_COUNTED) -> int | None:
     value = body.get(name)
     if value is None:
@@ -198,11 +202,11 @@ def _chat(body: Body) -> tuple[int, bool]:
         raise invalid("messages", "'messages' is empty: at least one message is needed")
     for at, message in enumerate(messages):
         if not isinstance(message, dict):
-            raise invalid(f"messages[{at}]", f"must be an object, not {_kind(message)}")
-        if not isinstance(message.get("role"), str):
-            raise invalid(f"messages[{at}].role", "must be a string")
-        if not isinstance(message.get("content"), CONTENT):
-            raise invalid(f"messages[{at}].content", "must be a string or an array of parts")
+            raise _no(f"messages[{at}]", "must be an object", message)
+        if not isinstance(role := message.get("role"), str):
+            raise _no(f"messages[{at}].role", "must be a string", role)
+        if not isinstance(content := message.get("content"), CONTENT):
+            raise _no(f"messages[{at}].content", "must be a string or an array of parts", content)
     return 1, False
 
 
@@ -243,7 +247,9 @@ def _texts(value: object, name: str) -> tuple[int, bool]:
     if _of(value, list):
         for at, ids in enumerate(value):
             if not ids or not _of(ids, int):
-                raise invalid(f"{name}[{at}]", "must be an array of token ids, not empty")
+                raise invalid(
+                    f"{name}[{at}]", f"'{name}[{at}]' must be an array of token ids, not empty"
+                )
             _ids(ids, f"{name}[{at}]")
         return len(value), True
     raise invalid(name, f"'{name}' mixes kinds: all strings, all token ids, or all arrays of ids")
@@ -255,8 +261,10 @@ def _of(value: object, kind: type) -> bool:
 
 
 def _ids(ids: list[int], name: str) -> None:
-    if min(ids) < 0 or max(ids) >= 2**32:
-        raise invalid(name, "token ids must be from 0 to 4294967295")
+    least, most = min(ids), max(ids)
+    if least < 0 or most >= 2**32:
+        wrong = least if least < 0 else most
+        raise invalid(name, f"'{name}' has token id {wrong}: must be from 0 to 4294967295")
 
 
 COUNTS: dict[str, Callable[[Body], tuple[int, bool]]] = {

@@ -41,6 +41,17 @@ TABLE: list[tuple[str, Any, int, str, str | None]] = [
     (CHAT, b"[1]", 400, "invalid_request", None),
     (CHAT, {"messages": "x"}, 400, "invalid_request", "messages"),
     (CHAT, {"messages": []}, 400, "invalid_request", "messages"),
+    (CHAT, {"messages": ["x"]}, 400, "invalid_request", "messages[0]"),
+    (CHAT, {"messages": [{"content": "x"}]}, 400, "invalid_request", "messages[0].role"),
+    (
+        CHAT,
+        {"messages": [*HELLO, {"role": "user", "content": 5}]},
+        400,
+        "invalid_request",
+        "messages[1].content",
+    ),
+    ("/v1/completions", {"prompt": [-1]}, 400, "invalid_request", "prompt"),
+    ("/v1/completions", {"prompt": [[1], [2**32]]}, 400, "invalid_request", "prompt[1]"),
     (CHAT, {"messages": HELLO, "stream": 1}, 400, "invalid_request", "stream"),
     (CHAT, {"messages": HELLO, "tools": "x"}, 400, "invalid_request", "tools"),
     (CHAT, {"messages": HELLO, "model": "other"}, 404, "model_not_found", "model"),
@@ -70,6 +81,8 @@ async def test_bad_input_is_an_error_of_openais_shape(
         assert error["param"] == param
         assert error["type"] == "invalid_request_error"
         assert error["message"]
+        if code == "invalid_request" and param is not None:
+            assert param in error["message"], "the sentence alone says which member is wrong"
         assert headers["x-request-id"]
         assert headers["content-type"] == "application/json"
         assert house.engines["p1"].requests == house.engines["d1"].requests == []
