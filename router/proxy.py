@@ -76,10 +76,11 @@ class Proxy:
                 return fleet.selectable(role, call.model)
             says_more = not error.code.startswith("no_") or fleet.targets(role)
             errors.insert(0 if says_more else len(errors), error)
-        if call.roles is not ANY and not fleet.targets(Role.BOTH) and fleet.targets():
+        served = [t for t in fleet.targets() if not call.model or t.serves(call.model)]
+        if call.roles is not ANY and served and all(t.role is not Role.BOTH for t in served):
             raise GatewayError(
                 "unsupported_route",
-                f"{call.path} needs a worker that prefills and decodes, and here are none: "
+                f"{call.path} needs a worker that prefills and decodes, and {_whose(call)} none: "
                 "use /v1/chat/completions, /v1/completions or /generate",
             )
         raise errors[0]
@@ -125,6 +126,10 @@ class Proxy:
             return verdict
         self._gateway.metrics.stops.labels(verdict.why).inc()
         return None
+
+
+def _whose(call: Call) -> str:
+    return f"model {call.model!r} has" if call.model else "here are"
 
 
 def _sent(call: Call) -> HeaderList:

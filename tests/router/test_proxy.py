@@ -65,6 +65,23 @@ async def test_every_route_is_disaggregated_passed_on_or_refused_clearly(stream:
         assert house.idle
 
 
+@pytest.mark.parametrize("path", [path for path in ROUTES if PROXIED[path] is UNIFIED])
+async def test_a_model_without_a_unified_worker_has_none_though_another_model_has(
+    path: str,
+) -> None:
+    facts = {"p1": {"model": "tiny"}, "d1": {"model": "tiny"}, "u1": {"model": "whole"}}
+    async with gatehouse({"p1": GOOD, "d1": GOOD, "u1": GOOD}, ONCE, facts=facts) as house:
+        status, raw, _ = await house.post(path, {"input": "x", "model": "tiny"})
+        error = json.loads(raw)["error"]
+        assert (status, error["code"]) == (501, "unsupported_route")
+        assert "model 'tiny' has none" in error["message"]
+        assert (await house.post(path, {"input": "x", "model": "whole"}))[0] == 200
+        for unknown, wanted in (("gone", (404, "model_not_found")), ("", (400, "invalid_request"))):
+            status, raw, _ = await house.post(path, {"input": "x", "model": unknown})
+            assert (status, json.loads(raw)["error"]["code"]) == wanted
+        assert asked(house) == {"p1": 0, "d1": 0, "u1": 1}
+
+
 async def test_paths_of_no_table_are_404_and_other_methods_405() -> None:
     async with gatehouse({"u1": GOOD}, ONCE) as house:
         for path in ("/v1/nothing", "/abort_request", "/v1/embeddings/", "//v1/embeddings"):
