@@ -89,6 +89,20 @@ async def test_bad_input_is_an_error_of_openais_shape(
         assert house.idle
 
 
+@pytest.mark.parametrize(
+    ("coding", "status"), [("gzip", 415), ("br, gzip", 415), ("identity", 200)]
+)
+async def test_a_body_that_is_packed_is_refused_by_the_name_of_its_packing(
+    coding: str, status: int
+) -> None:
+    async with gatehouse(ENGINES, SETTINGS) as house:
+        body, packed = b'{"text":"x"}', {"content-encoding": coding}
+        got, raw, _ = await house.post("/generate", body, packed)
+        assert got == status
+        if status == 415:
+            assert f"content-encoding {coding!r}" in json.loads(raw)["error"]["message"]
+
+
 async def test_no_workers_is_a_503_at_once() -> None:
     async with gatehouse({}, SETTINGS) as house:
         status, body, _ = await house.post(CHAT, {"messages": HELLO})
