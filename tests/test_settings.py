@@ -69,6 +69,10 @@ def test_nothing_listens_on_all_addresses_unless_it_is_told_to() -> None:
             "after = 'yesterday' (flag --after): must be the cur",
         ),
         (("tail", "--after", "1-2.3_"), {}, "after = '1-2.3_' (flag --after): must be the cursor"),
+        (("rank", "a\udcff"), {}, "prompt = 'a\\udcff' (argument): must be UTF-8"),
+        (("rank", "x", "--model", "\udcff"), {}, "(flag --model): must be UTF-8"),
+        (("rank", "x", "--salt", "\udcff"), {}, "(flag --salt): must be UTF-8"),
+        (("engine", "--model", " "), {}, "model = ' ' (flag --model): must be a name"),
         (("healthy", "nonsense"), {}, "url = 'nonsense' (argument): must be like http://"),
         (("router",), {"router": 3}, "router = 3 (file): must be a table"),
         (("router",), {"workers": {}}, "workers = {} (file): must be [[workers]]"),
@@ -258,3 +262,25 @@ def test_the_environment_names_a_file_and_a_flag_another(
         _settings(["router"])
     monkeypatch.setenv("KVPLANE_CONFIG", "")
     assert _settings(["router"])["port"] == 3, "an empty one says nothing"
+
+
+# each of them: one that travels in no header, and is not shown
+CREDENTIALS = [
+    ("bootstrap", "write_key"),
+    ("engine", "write_key"),
+    ("router", "api_key"),
+    ("router", "admin_key"),
+    ("ingest", "api_key"),
+    ("doctor", "admin_key"),
+    ("doctor", "api_key"),
+]
+
+
+@pytest.mark.parametrize(("command", "key"), CREDENTIALS)
+@pytest.mark.parametrize("wrong", ["hush\n", "hu sh", "h\u00fcsh", "hush\udcff"])
+def test_a_key_that_cannot_travel_in_a_header_is_refused_and_never_shown(
+    command: str, key: str, wrong: str
+) -> None:
+    """A secret that was written with its line's end is one."""
+    with pytest.raises(BadSetting, match=rf"^{key} = \*\*\* \(environment .*printable ASCII"):
+        told(command, environ={f"KVPLANE_{key.upper()}": wrong})

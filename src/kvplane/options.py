@@ -14,9 +14,11 @@ from kvplane.options_kinds import (
     credential,
     cursor,
     http_url,
+    named,
     one_of,
     port,
     seconds,
+    sendable,
     switch,
     text,
     whole,
@@ -54,7 +56,9 @@ DEMO_KEYS = (
     Key("port", port, 8000, "gateway's port; a free one where it is taken"),
     one_of("log_level", LEVELS, "warning", "how much to log"),
 )
-WRITE_KEY = Key("write_key", text, "", "key that ranks need to register: Authorization: Bearer")
+WRITE_KEY = Key(
+    "write_key", credential, "", "key that ranks need to register: Authorization: Bearer"
+)
 OPEN_WRITES = Key(
     "open_writes",
     switch,
@@ -75,7 +79,7 @@ ENGINE_KEYS = (
     one_of("event_form", ("vllm", "sglang"), "vllm", "whose form the events have"),
     Key("blocks", whole(4, 2**20), 512, "pages in the cache"),
     Key("block_size", whole(16, 16), 16, "tokens a page"),
-    Key("model", text, "tiny", "served model name"),
+    Key("model", named, "tiny", "served model name"),
     Key("context_length", whole(32, 2**17), 4096, "longest prompt with answer, tokens"),
     Key("tp", whole(1, 64), 1, "tensor ranks"),
     Key("pp", whole(1, 64), 1, "pipeline ranks"),
@@ -129,8 +133,8 @@ BOOTSTRAP_KEYS = (
     LOG_FORM,
 )
 URL = Key("url", http_url, "http://127.0.0.1:8000", "a gateway or an index service")
-MODEL = Key("model", text, "", "model name; needed where not exactly one is served")
-SALT = Key("salt", text, "", "cache_salt of the prompt; none = blocks that all may share")
+MODEL = Key("model", sendable, "", "model name; needed where not exactly one is served")
+SALT = Key("salt", sendable, "", "cache_salt of the prompt; none = blocks that all may share")
 AFTER = Key("after", cursor, "", "cursor to go on from; none = from now on")
 EVIDENCE = Key(
     "evidence_secs",
@@ -140,8 +144,8 @@ EVIDENCE = Key(
 )
 DOCTOR_KEYS = (
     Key("url", http_url, None, "a gateway; http://127.0.0.1:8000 where flags name no workers"),
-    Key("admin_key", text, "", "the gateway's admin key, where it has one"),
-    Key("api_key", text, "", "the engines' key, where they have one"),
+    Key("admin_key", credential, "", "the gateway's admin key, where it has one"),
+    Key("api_key", credential, "", "the engines' key, where they have one"),
     TOKENIZER,
     one_of("log_level", LEVELS, "error", "how much to log"),
 )
@@ -161,7 +165,7 @@ COMMANDS: dict[str, Command] = {
     "rank": Command(
         "Who holds the blocks of a prompt.",
         (URL, MODEL, SALT),
-        (Key("prompt", text, None, "text of the prompt"),),
+        (Key("prompt", sendable, None, "text of the prompt"),),
     ),
     "healthy": Command(
         "Exit 0 if a URL answers 200; for health checks.",

@@ -50,6 +50,22 @@ def text(value: str) -> str:
     return value
 
 
+def sendable(value: str) -> str:
+    """Text for a body of JSON: bytes of a command line that are no UTF-8 have no place there."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError("must be UTF-8") from None
+    return value
+
+
+def named(value: str) -> str:
+    """A name that can be told and asked for."""
+    if not value.strip():
+        raise ValueError("must be a name, not empty")
+    return sendable(value)
+
+
 def credential(value: str) -> str:
     """A key that can travel in a header as it is."""
     if not all("!" <= one <= "~" for one in value):
