@@ -11,7 +11,7 @@ from kvplane.doctor import doctor
 from kvplane.doors import Server, Switchboard
 from kvplane.runtime import running
 from kvplane.settings import Settings, parser, resolve
-from kvplane.terminal import rank
+from kvplane.terminal import NotKvplane, rank
 
 
 def told(*words: str) -> Settings:
@@ -35,6 +35,20 @@ async def test_a_salt_is_asked_for_where_one_is_named(
         assert await rank(told("rank", "hello", "--url", url, "--model", "m", *flags)) == 0
     assert seen == [{"model": "m", "prompt": "hello", **asked}]
     assert "1 blocks of 16 tokens" in capsys.readouterr().out
+
+
+async def test_rank_says_that_something_else_answers() -> None:
+    """As an engine does, whose models are told where a gateway's are."""
+    app = FastAPI()
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"data": [{"id": "tiny"}]}
+
+    server = Server(app, "127.0.0.1", 0, "engine")
+    async with running([server]):
+        with pytest.raises(NotKvplane, match=r"is this kvplane\? /index/rank answered 404"):
+            await rank(told("rank", "hello", "--url", f"http://127.0.0.1:{server.port}"))
 
 
 @pytest.mark.parametrize("index", [True, False])

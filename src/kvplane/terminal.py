@@ -46,6 +46,9 @@ async def rank(told: Settings) -> int:
             salt = {"salt": told["salt"]} if told["salt"] else {}
             found = await client.rank({"model": model, "prompt": told["prompt"], **salt})
         except IndexRefused as error:
+            if error.status == 404 and not error.message.startswith("model: "):  # no such route
+                said = f"/index/rank answered {error.status} {error.message}"
+                raise NotKvplane(f"is this kvplane? {said}") from None
             complain(error.message)
             return 1
     say(f"{found['blocks']} blocks of {found['block_size']} tokens, model {model}")
