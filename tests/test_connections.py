@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import struct
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from kit.wait import until
 from prometheus_client import CollectorRegistry, generate_latest
 
+from kvplane import connections
 from kvplane.connections import MOST_AHEAD, Connection
 from kvplane.doors import RefusedHeads, Server
 from kvplane.refusing import MOST_BYTES, Refusing
@@ -135,6 +138,46 @@ async def test_no_more_is_read_until_what_was_sent_ahead_is_answered() -> None:
             allowed.release()
             assert (await reader.readuntil(b"0\r\n\r\n")).startswith(b"HTTP/1.1 200")
     writer.close()
+    await server.stop()
+
+
+LARGE = b"POST / HTTP/1.1\r\nhost: a\r\ncontent-length: 3000000\r\n\r\n" + b"z" * 30_000
+
+
+@pytest.mark.parametrize("reset", [False, True], ids=["ended", "reset"])
+@pytest.mark.parametrize("apart", [False, True], ids=["at once", "later"])
+@pytest.mark.parametrize("more", [HEAD + b"\r\n", LARGE], ids=["small", "a part of a large one"])
+async def test_a_client_that_sent_ahead_and_left_is_heard_of(
+    monkeypatch: pytest.MonkeyPatch, more: bytes, apart: bool, reset: bool
+) -> None:
+    """Though nothing of it is read until the answer before has left."""
+    monkeypatch.setattr(connections, "LOOK_S", 0.02)
+    begun, heard = asyncio.Event(), asyncio.Event()
+
+    async def waiting(scope: dict[str, Any], receive: Any, send: Any) -> None:
+        assert (await receive())["type"] == "http.request"
+        begun.set()
+        assert (await receive())["type"] == "http.disconnect"
+        heard.set()
+
+    server = Server(waiting, "127.0.0.1", 0, "test")
+    await server.start()
+    _, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    writer.write(HEAD + b"\r\n" + (b"" if apart else more))
+    await begun.wait()
+    if apart:
+        writer.write(more)
+    (line,) = server._server.server_state.connections
+    await until(lambda: bool(line.ahead))  # type: ignore[union-attr]
+    assert not heard.is_set()
+    if reset:
+        linger = struct.pack("ii", 1, 0)
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+        writer.transport.abort()
+    else:
+        writer.close()
+    async with asyncio.timeout(5):
+        await heard.wait()
     await server.stop()
 
 

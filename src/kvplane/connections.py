@@ -26,6 +26,7 @@ from kvplane.refusing import Refusing
 from kvplane.writing import STALL_S, Writer
 
 MOST_AHEAD = 256  # requests sent before the answer to an earlier one; real clients send none
+LOOK_S = 1.0  # one that waits for its turn is not read: whether its client is there is looked up
 MOST_UNREAD = 1024 * 1024  # of a body, before no more is read until the app took it
 ASGI = {"version": "3.0", "spec_version": "2.3"}
 
@@ -42,6 +43,7 @@ class Connection(Refusing):
     _named: str | None = None
     _idle: asyncio.TimerHandle | None = None
     _idle_since = 0.0
+    _looks: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -59,8 +61,9 @@ class Connection(Refusing):
         self.writer.ended()
         self.connections.discard(self)
         self.flow.resume_writing()
-        if self._idle is not None:
-            self._idle.cancel()
+        for timer in (self._idle, self._looks):
+            if timer is not None:
+                timer.cancel()
         self.transport.close()
         cycle, self.turn, self.newest = self.turn, None, None  # they hold us
         self.ahead.clear()
@@ -132,6 +135,8 @@ class Connection(Refusing):
             self.flow.pause_reading()
             cycle.size = MOST_UNREAD  # no more of its body than came with it, before its turn
             self.ahead.append(cycle)
+            if self._looks is None:
+                self._looks = self.loop.call_later(LOOK_S, self._look_left)
 
     def on_body(self, body: bytes) -> None:
         """uvicorn's stops reading at 64 KiB: once for each read of a large body."""
@@ -236,6 +241,14 @@ class Connection(Refusing):
             self._idle = self.loop.call_later(max(left_s, 1.0), self._look_idle)
         else:
             self.transport.close()
+
+    def _look_left(self) -> None:
+        """Whoever is answered has to hear that the client left, though nothing of it is read."""
+        self._looks = None
+        if self.writer.left():
+            self.transport.abort()
+        elif self.ahead:
+            self._looks = self.loop.call_later(LOOK_S, self._look_left)
 
     def pause_writing(self) -> None:
         super().pause_writing()

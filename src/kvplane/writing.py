@@ -12,12 +12,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import select
 from collections.abc import Callable
 from typing import Any
 
 JOINED = 16 * 1024  # bytes that wait for more at most; then they leave at once
 LINGER_S = 3.0  # a client notices an answer within this, also while it sends
 STALL_S = 120.0  # a client that takes not a byte of what waits for it this long is let go
+ENDED = getattr(select, "POLLRDHUP", 0)  # its side ended, or reset; elsewhere a reset alone tells
 
 
 class Writer:
@@ -62,6 +64,15 @@ class Writer:
     def is_closing(self) -> bool:
         """Has the last word been said?"""
         return self.deaf or self._inner.is_closing()
+
+    def left(self) -> bool:
+        """Has the client ended its side? For a connection that is not read, whose loop cannot hear
+        of it."""
+        if (sock := self._inner.get_extra_info("socket")) is None or self.is_closing():
+            return False
+        poll = select.poll()
+        poll.register(sock.fileno(), ENDED)  # a reset is always told
+        return bool(poll.poll(0))
 
     def close(self) -> None:
         """What is held leaves before."""
