@@ -44,17 +44,21 @@ class PrefillIds:
     def __init__(self, legs: Legs, clock: Clock) -> None:
         self._legs, self._clock = legs, clock
         self._heard: dict[Pod, tuple[float, dict[str, str]]] = {}
+        self._unheard: dict[Pod, tuple[float, str]] = {}  # since when nothing is, and why
         self._lines: weakref.WeakValueDictionary[Pod, asyncio.Lock]
         self._lines = weakref.WeakValueDictionary()  # one question at a time to each
 
     async def of(self, target: Target) -> str:
         """The id of this worker's engine. Raises LegFailed where its directory does not tell."""
-        pod, rank = target.worker.pod, str(target.worker.dp_rank)
+        pod, rank, came = target.worker.pod, str(target.worker.dp_rank), self._clock.now()
         line = self._lines.setdefault(pod, asyncio.Lock())
         async with line:
             at, ids = self._heard.get(pod, (float("-inf"), {}))
             if self._clock.now() - at > FRESH_S or rank not in ids:
-                ids = await self._ask(target)
+                failed_at, text = self._unheard.get(pod, (came, ""))
+                if failed_at > came:  # who waited meanwhile hears the same, not one after the other
+                    raise _told(target, text)
+                ids = await self._heard_of(target)
         if rank not in ids:
             known = ", ".join(sorted(ids)) or "none"
             raise _failed(target, f"tells nothing of dp rank {rank}; registered: {known}")
@@ -64,6 +68,21 @@ class PrefillIds:
         """An attempt with it failed: its next one asks again."""
         self._heard.pop(pod, None)
 
+    async def _heard_of(self, target: Target) -> dict[str, str]:
+        """Ask; what came of it is remembered."""
+        pod = target.worker.pod
+        if len(self._heard) + len(self._unheard) >= MOST_PODS:
+            self._heard.clear()
+            self._unheard.clear()
+        try:
+            ids = await self._ask(target)
+        except LegFailed as failed:
+            self._unheard[pod] = self._clock.now(), failed.cause.message
+            raise
+        self._unheard.pop(pod, None)
+        self._heard[pod] = self._clock.now(), ids
+        return ids
+
     async def _ask(self, target: Target) -> dict[str, str]:
         leg = self._legs.begin(Origin.parse(directory(target)), "/query", method="GET")
         try:
@@ -71,7 +90,7 @@ class PrefillIds:
                 status, body = await leg.head(), await leg.read(MOST_BYTES)
             if status != 200:
                 raise _failed(target, f"answered {status}")
-            ids = {rank: told.engine_id for rank, told in _ANSWER.decode(body).items()}
+            return {rank: told.engine_id for rank, told in _ANSWER.decode(body).items()}
         except LegError as error:
             raise _failed(target, error.detail) from error
         except TimeoutError:
@@ -80,10 +99,6 @@ class PrefillIds:
             raise _failed(target, f"answered what is no rank table: {error}") from None
         finally:
             leg.abort()
-        if len(self._heard) >= MOST_PODS:
-            self._heard.clear()
-        self._heard[target.worker.pod] = (self._clock.now(), ids)
-        return ids
 
 
 def directory(target: Target) -> str:
@@ -94,5 +109,9 @@ def directory(target: Target) -> str:
 
 def _failed(target: Target, why: str) -> LegFailed:
     text = f"prefill {target.worker}: its rank directory at {directory(target)}/query {why}"
+    return _told(target, text)
+
+
+def _told(target: Target, text: str) -> LegFailed:
     cause = GatewayError("prefill_failed", text, status=503, stage=Stage.RESOLVE_RANK.value)
     return LegFailed(Side.PREFILL, str(target.worker), cause)
