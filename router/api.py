@@ -133,6 +133,8 @@ async def _failed(error: Exception, request_id: str, client: AsgiClient) -> None
         let_go(error)
     elif isinstance(error, (ClientGone, BrokenBody)):
         log.debug("no answer request=%s why=%s", request_id, type(error).__name__)
+        if isinstance(error, BrokenBody):
+            client.cut()
         let_go(error)
     else:
         log.error("request failed request=%s", request_id, exc_info=error)

@@ -43,6 +43,7 @@ class Cycle(Protocol):
     def answer(self, status: int, headers: HeaderList, data: bytes, more: bool) -> bool: ...
     def put(self, data: bytes) -> bool: ...
     def relay(self, chunks: bytes) -> bool: ...
+    def cut(self) -> None: ...
 
 
 class AsgiClient:
@@ -93,6 +94,11 @@ class AsgiClient:
     def relay(self) -> Callable[[bytes], bool]:
         """The same of a part that is whole chunks already."""
         return _never if self._cycle is None else self._cycle.relay
+
+    def cut(self) -> None:
+        """An answer that began cannot go on. A server that is not ours sees it end too soon."""
+        if self._cycle is not None:
+            self._cycle.cut()
 
     async def whole(self, status: int, headers: HeaderList, body: bytes) -> None:
         """A complete answer."""

@@ -133,6 +133,11 @@ class Cycle(Reply):
         else:
             self._leave = call
 
+    def cut(self) -> None:
+        """The answer breaks off: only the end of the connection tells the client."""
+        self.disconnected, self._open = True, False
+        self._line.writer.close()
+
     async def receive(self) -> dict[str, Any]:
         """ASGI."""
         line = self._line

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import aiohttp
 import pytest
 from kit.gatehouse import Gatehouse, gatehouse, worker
 from kit.peer import Call, answer
@@ -491,3 +493,24 @@ async def test_where_all_circuits_are_open_the_first_that_returns_serves(
         assert found == status
         assert [engine.asked for engine in workers.values()] == [int(status == 200), 0, 0]
         assert status == 200 or 0.5 * pause_s < int(headers["retry-after"]) <= pause_s
+
+
+@pytest.mark.parametrize("framed", [b"content-length: 900000\r\n\r\n", b"\r\n"])
+async def test_a_plain_answer_that_breaks_off_is_cut_and_no_error_of_ours(
+    framed: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Longer than is held back, so that its head has left; only the end of the connection tells."""
+    size = 700_000
+    chunked = b"" if framed != b"\r\n" else b"transfer-encoding: chunked\r\n"
+    head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\n" + chunked + framed
+
+    async def breaks(call: Call) -> None:
+        await call.asked()
+        part = b"x" * size
+        await call.send(head + (b"%x\r\n%b\r\n" % (size, part) if chunked else part))
+
+    async with gatehouse({"u1": breaks}, RouterSettings(retry=NEVER)) as house:
+        with pytest.raises(aiohttp.ClientPayloadError):
+            await house.post("/v1/completions", {"prompt": "a"})
+        await until(lambda: house.idle)
+        assert not [one for one in caplog.records if one.levelno >= logging.ERROR]
