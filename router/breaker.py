@@ -87,10 +87,12 @@ class Ticket:
     """Leave to send one request; given back with its outcome. Void once the circuit moved on.
 
     While a circuit is CLOSED all have one. Before `full` a success only has to be counted here.
+    A probe reports success with its first byte, and may report a fault behind it.
     """
 
     life: int
     probe: bool
+    moves: int = 0  # of the circuit, before a probe
     successes: int = 0
     full: float = ALWAYS  # when the window's last bucket is
 
@@ -106,7 +108,7 @@ class Breaker:
     ) -> None:
         self._settings, self._on_move = settings, on_move
         self._state = State.CLOSED
-        self._life = 0  # counts moves and probes: only a ticket of now counts
+        self._life = self._moves = 0  # a life is also a probe's: only a ticket of now counts
         self._until = 0.0  # OPEN: end of the pause; PROBING: when a lost probe gives its place back
         self._opened = 0.0
         self._pause_s = self._quick_s = 0.0
@@ -141,13 +143,14 @@ class Breaker:
             return self.leave
         self._probing, self._until = True, now + self._settings.probe_s
         self._life += 1  # a probe that was lost cannot report any more
-        return Ticket(self._life, True)
+        return Ticket(self._life, True, self._moves)
 
     def book(self, ticket: Ticket, what: Outcome, now: float) -> bool:
         """Report what became of a request. True where the state changed by it."""
         if ticket.life != self._life:
-            return False
+            return what is Outcome.FAULT and self._broke(ticket, now)
         if ticket.probe:
+            ticket.successes += what is SUCCESS
             return self._judge_probe(what, now)
         if what is NEUTRAL or what is PEER:
             return False
@@ -177,6 +180,11 @@ class Breaker:
             return 0.0
         return 1.0 if self._state is State.PROBING else self._until - now
 
+    def _broke(self, ticket: Ticket, now: float) -> bool:
+        """A probe whose answer began well and broke off: a few of them would close the circuit."""
+        same = ticket.probe and ticket.successes > 0 and ticket.moves == self._moves
+        return same and self._judge_probe(Outcome.FAULT, now)
+
     def _judge_probe(self, what: Outcome, now: float) -> bool:
         self._probing = False
         self._life += 1  # one report per probe
@@ -202,7 +210,7 @@ class Breaker:
 
     def _move(self, cause: Cause, now: float) -> None:
         self._state = NEXT[self._state, cause]
-        self._life += 1
+        self._life, self._moves = self._life + 1, self._moves + 1
         self._probing, self._good, self._row = False, 0, 0
         self._window.clear()
         self.leave = Ticket(self._life, False) if self.closed else None

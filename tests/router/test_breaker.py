@@ -236,6 +236,28 @@ def test_a_probe_counts_once() -> None:
     assert breaker.state(10) is State.PROBING
 
 
+def test_a_probe_that_began_well_and_broke_did_not_go_well() -> None:
+    breaker, now, pauses = opened(), 10.0, list[float]()
+    for _ in range(3):  # more than would close it
+        probe = ticket(breaker, now)
+        assert not breaker.book(probe, OK, now)  # its first byte
+        assert breaker.book(probe, FAULT, now + 1)
+        pauses.append(breaker.wait_s(now + 1))
+        now += 1 + pauses[-1]
+    assert pauses == [20, 30, 30]
+
+
+def test_a_probe_that_broke_says_nothing_of_a_circuit_that_moved_meanwhile() -> None:
+    breaker = opened()
+    slow = ticket(breaker, 10.0)
+    breaker.book(slow, OK, 10.0)
+    send(breaker, OK, 11.0)
+    assert breaker.closed
+    assert not breaker.book(slow, FAULT, 12.0)
+    send(breaker, FAULT, 13.0, times=3)
+    assert breaker.state(23.0) is State.PROBING and not breaker.book(slow, FAULT, 23.0)
+
+
 WHAT = ["admit", "ok", "neutral", "peer", "fault", "hasten"]
 steps = st.tuples(st.sampled_from(WHAT), st.floats(0, 40))
 

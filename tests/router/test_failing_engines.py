@@ -514,3 +514,29 @@ async def test_a_plain_answer_that_breaks_off_is_cut_and_no_error_of_ours(
             await house.post("/v1/completions", {"prompt": "a"})
         await until(lambda: house.idle)
         assert not [one for one in caplog.records if one.levelno >= logging.ERROR]
+
+
+async def test_a_decode_whose_streams_break_does_not_close_its_circuit_by_beginning_them() -> None:
+    """Its health is good, so that it is probed soon; each time it is left alone for longer."""
+    head = (
+        b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
+    )
+
+    async def breaks(call: Call) -> None:
+        await call.asked()
+        await call.send(head + b"9\r\ndata: 1\n\n\r\n")
+        await asyncio.sleep(0.01)
+
+    breaker = BreakerSettings(faults=2, successes=2, pause_s=0.05, quick_s=0.05)
+    async with gatehouse({"u1": breaks}, RouterSettings(retry=NEVER, breaker=breaker)) as house:
+        circuit = house.gateway.breakers.of(Worker(Pod("u1")))
+        now, waits = house.gateway.clock.now, list[float]()
+        for number in range(6):
+            await asyncio.sleep(circuit.wait_s(now()))
+            body = (await house.post("/v1/completions", {"prompt": "a", "stream": True}))[1]
+            assert b'"error"' in body
+            await until(lambda: house.idle)
+            if number:  # the first alone is too few
+                assert not circuit.closed
+                waits.append(circuit.wait_s(now()))
+        assert waits == sorted(waits) and waits[-1] > 8 * waits[0]
