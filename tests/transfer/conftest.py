@@ -31,7 +31,7 @@ from kvplane.vocabulary import BootstrapTriple, Generation, Room, Shape, StageRe
 PAGES, LAYERS = 24, 2
 LAYOUT = Layout("tiny", 16, "float16", LAYERS, 2, 16, 2048)
 SETTINGS = TransferSettings(
-    bootstrapping_s=5.0, connect_s=2.0, stall_s=1.0, verdict_s=2.0, hello_s=0.3, fence_s=2.0
+    bootstrapping_s=5.0, connect_s=2.0, stall_s=1.0, verdict_s=2.0, hello_s=1.0, fence_s=2.0
 )
 
 

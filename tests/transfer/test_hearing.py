@@ -74,7 +74,7 @@ async def test_a_frame_that_has_begun_must_end_soon_also_after_a_hold(rig) -> No
     channel = await dial(rig)
     channel._writer.write(HOLD + half(300 * KIB))
     with pytest.raises(PeerGone):
-        await asyncio.wait_for(channel.read(), 2)  # the lease would be 5 s
+        await asyncio.wait_for(channel.read(), 4)  # the lease would be 5 s
     channel.close()
     await rig.recovers()
 

@@ -59,12 +59,12 @@ class Rank:
         await self.backend.write(peer, self.backend.regions.out(pages, pages), deadline_s)
 
 
-async def fenced(rank: Rank, landing: Landing) -> None:
+async def fenced(rank: Rank, landing: Landing, clean: bool = False) -> None:
     """As the puller does it: again until it is."""
 
     async def once() -> bool:
         try:
-            await rank.backend.fence(landing, clean=False)
+            await rank.backend.fence(landing, clean=clean)
         except Stalled:
             return False
         return True
@@ -209,7 +209,7 @@ async def test_sessions_that_cannot_end_are_bounded(decode: Rank) -> None:
         await decode.backend.fence(held[-1], clean=False)
     assert decode.backend.counts()["retired"] == MOST_RETIRED
     for landing in held:
-        await decode.backend.fence(landing, clean=True)
+        await fenced(decode, landing, clean=True)
     await until(lambda: decode.backend.counts()["retired"] == 0)
 
 
