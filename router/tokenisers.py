@@ -20,7 +20,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 import msgspec
 
 from kvplane.recall import Recall, Shelf
-from kvplane.tokens import Tokenizer, TokensError
+from kvplane.tokens import EncoderFailed, Tokenizer, TokensError
 
 from .plans import Plan, Reason
 from .settings import PromptSettings
@@ -146,6 +146,9 @@ class Tokenisers:
                     return None, "mixed_engines"
                 texts, special = tuple(rendered), False
             return tuple(self.recall.encode_many(tokenizer, texts, special)), None
+        except EncoderFailed as error:
+            log.debug("tokenizer failed folder=%s error=%s", folder, error)
+            return None, "broken_tokenizer"
         except TokensError as error:
             if found.messages is None:
                 return None, "not_unicode"

@@ -37,6 +37,10 @@ class TokensError(ValueError):
     """A folder, text or conversation that cannot become token ids; says which and why."""
 
 
+class EncoderFailed(TokensError):
+    """The tokenizer itself broke on a text: it lacks a token for what it does not know, or so."""
+
+
 class Tokenizer:
     """Text and messages to ids and back, for one model. Safe to use from several threads."""
 
@@ -70,11 +74,17 @@ class Tokenizer:
         return self.encode_many([text], add_special_tokens)[0]
 
     def encode_many(self, texts: list[str], add_special_tokens: bool = True) -> list[list[int]]:
-        """Ids of several texts. The batch call is the one that lets other threads run."""
+        """Ids of several texts. The batch call is the one that lets other threads run. Raises as
+        `encode` does, EncoderFailed where that is no fault of the texts."""
         try:
             found = self._encoder.encode_batch_fast(texts, add_special_tokens=add_special_tokens)
         except (UnicodeEncodeError, TypeError) as error:
             raise TokensError(f"text cannot be encoded: {error}") from error
+        except (KeyboardInterrupt, SystemExit):
+            raise
+        except BaseException as error:  # bare Exception, or none where the library panics
+            what = str(error) if isinstance(error, Exception) else "it panicked"  # shows no text
+            raise EncoderFailed(f"tokenizer failed: {what}") from error
         return [encoding.ids for encoding in found]
 
     @cached_property

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 from kit.wait import until
+from tokenizers import AddedToken, models, normalizers
+from tokenizers import Tokenizer as Encoder
 
 from kvplane.router import prompts as module
 from kvplane.router import tokenisers
@@ -435,3 +437,34 @@ async def test_after_the_end_nothing_is_tokenised() -> None:
 
 def test_the_real_tokenizer_is_what_prompts_load() -> None:
     assert tokenisers.Tokenizer is Tokenizer
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        models.BPE({"a": 0}, [], unk_token="<unk>"),
+        models.Unigram([("a", 0.0)], None),
+        models.WordLevel({"a": 0}, unk_token="<unk>"),
+        models.WordPiece({"a": 0}, unk_token="<unk>"),
+    ],
+    ids=["bpe", "unigram", "word-level", "word-piece"],
+)
+@pytest.mark.parametrize("text", ["z", "z" * 5000])
+async def test_a_tokenizer_that_lacks_a_token_for_what_it_lacks_is_a_reason(
+    prompts: Prompts, model: Any, text: str, tmp_path: Path
+) -> None:
+    Encoder(model).save(str(tmp_path / "tokenizer.json"))
+    prompts.learn("bad", str(tmp_path))
+    assert (await prompts.tokenise(TEXT, {"prompt": text}, "bad")).reason == "broken_tokenizer"
+    assert listed(await prompts.tokenise(TEXT, {"prompt": "a"}, "bad")) == [[0]]
+
+
+async def test_a_tokenizer_that_panics_is_a_reason(prompts: Prompts, tmp_path: Path) -> None:
+    """Seen with blanks that are a token of their own and cut off as well."""
+    encoder = Encoder(models.BPE({"a": 0, "é": 1}, []))
+    encoder.normalizer = normalizers.Strip()
+    encoder.add_tokens([AddedToken("  ", normalized=True)])
+    encoder.save(str(tmp_path / "tokenizer.json"))
+    prompts.learn("bad", str(tmp_path))
+    assert (await prompts.tokenise(TEXT, {"prompt": "é  a"}, "bad")).reason == "broken_tokenizer"
+    assert listed(await prompts.tokenise(TEXT, {"prompt": "a"}, "bad")) == [[0]]
