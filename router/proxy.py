@@ -50,7 +50,11 @@ class Proxy:
             except LegFailed as failed:
                 spared = spared or failed.stale  # no attempt at all, once
                 number += 1
-                again = self._again(failed, target, number - spared, deadline - clock.now())
+                left_s, others = (
+                    deadline - clock.now(),
+                    self._others(call, (*guilty, target.worker)),
+                )
+                again = self._again(failed, target, number - spared, left_s, others)
                 if again is None:
                     raise failed.cause from None
                 let_go(failed)
@@ -67,6 +71,16 @@ class Proxy:
         if call.roles is not ANY:  # generates, and nobody looked who holds the prompt
             gateway.metrics.knowledge.labels(Knowledge.DARK, "unsupported_route").inc()
         return min(left, key=lambda t: (t.inflight_tokens, t.inflight_requests, t.turn))
+
+    def _others(self, call: Call, without: Collection[Worker]) -> bool:
+        """Can somebody serve who is none of these?"""
+        gateway, now = self._gateway, self._gateway.clock.now()
+        try:
+            serving = self._serving(call)
+        except GatewayError:
+            return False
+        admits = gateway.breakers.admits
+        return any(one.worker not in without and admits(one.worker, now) for one in serving)
 
     def _serving(self, call: Call) -> Sequence[Target]:
         fleet, errors = self._gateway.fleet, list[GatewayError]()
@@ -115,11 +129,15 @@ class Proxy:
     def _opened(self, target: Target) -> None:
         self._gateway.metrics.opened.labels(target.name).inc()
 
-    def _again(self, failed: LegFailed, target: Target, number: int, left_s: float) -> Again | None:
+    def _again(
+        self, failed: LegFailed, target: Target, number: int, left_s: float, others: bool
+    ) -> Again | None:
         if failed.stale:
             self._gateway.legs.renew(Origin.parse(target.url))
         guilty = () if failed.nobodys_fault and not failed.crowded else (target.worker,)
-        how = Failed(guilty, failed.status or None, failed.started, failed.retry_after_s)
+        how = Failed(
+            guilty, failed.status or None, failed.started, failed.retry_after_s, others=others
+        )
         verdict = decide(how, number, self._gateway.settings.retry, self._budget, left_s)
         if isinstance(verdict, Again):
             self._gateway.metrics.retries.labels(failed.cause.code).inc()

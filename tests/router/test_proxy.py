@@ -148,6 +148,19 @@ async def test_a_failing_worker_is_left_for_another_and_its_circuit_opens() -> N
         assert house.count("retries_total", reason="prefill_failed") == 3
 
 
+@pytest.mark.parametrize("status", [429, 503])
+async def test_where_another_can_serve_nobody_waits_for_the_busy_one(status: int) -> None:
+    busy = replies(answer(b'{"message":"full"}', status, b"retry-after: 3600\r\n"))
+    async with gatehouse({"p1": busy, "p2": GOOD}, AGAIN) as house:
+        for _ in range(6):
+            code, _, headers = await house.post("/v1/embeddings", {"input": "x"})
+            assert (code, headers["x-kvplane-prefill"]) == (200, "p2")
+        assert asked(house) == {"p1": 1, "p2": 6}, "it asked to be left alone"
+    async with gatehouse({"p1": busy}, AGAIN) as house:
+        code, _, headers = await house.post("/v1/embeddings", {"input": "x"})
+        assert (code, headers["retry-after"]) == (status, "3600")
+
+
 async def test_a_kept_connection_that_died_is_no_attempt_of_those_allowed_once() -> None:
     async def once(call: Call) -> None:
         await call.request()
