@@ -63,9 +63,9 @@ class Proxy:
 
     def _pick(self, call: Call, guilty: Collection[Worker]) -> Target:
         """The least loaded of those that serve this model; of prefills and decodes the first kind
-        there is. Raises GatewayError."""
+        of which somebody is left. Raises GatewayError."""
         gateway, now = self._gateway, self._gateway.clock.now()
-        serving = self._serving(call)
+        serving = self._serving(call, guilty)
         left = available(serving, gateway.breakers, gateway.fleet.settings, now, guilty)
         gateway.metrics.undisaggregated.labels("passed on").inc()
         if call.roles is not ANY:  # generates, and nobody looked who holds the prompt
@@ -74,22 +74,31 @@ class Proxy:
 
     def _others(self, call: Call, without: Collection[Worker]) -> bool:
         """Can somebody serve who is none of these?"""
-        gateway, now = self._gateway, self._gateway.clock.now()
         try:
-            serving = self._serving(call)
+            return self._left(self._serving(call, without), without)
         except GatewayError:
             return False
-        admits = gateway.breakers.admits
+
+    def _left(self, serving: Sequence[Target], without: Collection[Worker]) -> bool:
+        admits, now = self._gateway.breakers.admits, self._gateway.clock.now()
         return any(one.worker not in without and admits(one.worker, now) for one in serving)
 
-    def _serving(self, call: Call) -> Sequence[Target]:
+    def _serving(self, call: Call, without: Collection[Worker]) -> Sequence[Target]:
+        """All of the first role of which somebody may be asked; else of the first there is."""
         fleet, errors = self._gateway.fleet, list[GatewayError]()
+        first: Sequence[Target] = ()
         for role in call.roles:
             error = fleet.lack(role, call.model)
             if error is None:
-                return fleet.selectable(role, call.model)
+                serving = fleet.selectable(role, call.model)
+                if self._left(serving, without):
+                    return serving
+                first = first or serving
+                continue
             says_more = not error.code.startswith("no_") or fleet.targets(role)
             errors.insert(0 if says_more else len(errors), error)
+        if first:
+            return first
         served = [t for t in fleet.targets() if not call.model or t.serves(call.model)]
         if call.roles is not ANY and served and all(t.role is not Role.BOTH for t in served):
             raise GatewayError(

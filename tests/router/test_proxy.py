@@ -185,6 +185,21 @@ async def test_a_prefill_that_fails_is_called_one_and_its_circuit_says_when_to_c
         assert headers["x-kvplane-prefill"] == "p1" and "x-kvplane-decode" not in headers
 
 
+async def test_one_of_another_role_serves_where_all_of_the_first_failed() -> None:
+    """In the same request, and while the circuit is open."""
+    settings = RouterSettings(
+        retry=RetrySettings(first_wait_s=0.001), breaker=BreakerSettings(faults=2, pause_s=600)
+    )
+    broken = replies(answer(b"{}", 500))
+    async with gatehouse({"p1": broken, "d1": GOOD}, settings) as house:
+        for _ in range(5):
+            status, _, headers = await house.post("/v1/embeddings", {"input": "x"})
+            assert (status, headers["x-kvplane-decode"]) == (200, "d1")
+        assert asked(house) == {"p1": 2, "d1": 5}
+        status, raw, _ = await house.post("/v1/responses", {"input": "x"})
+        assert (status, json.loads(raw)["error"]["code"]) == (501, "unsupported_route")
+
+
 async def test_a_4xx_reaches_the_client_as_it_is_and_is_not_tried_again() -> None:
     told = b'{"object":"error","message":"too long","code":400}'
     async with gatehouse({"p1": replies(answer(told, 400)), "p2": GOOD}, AGAIN) as house:
