@@ -24,6 +24,9 @@ from kvplane.doors import PortTaken, bind
 from kvplane.runtime import Part, running
 from kvplane.vocabulary import Pod, Role, WorkerUp
 
+# Where to look for another port: beside the wanted one, below the range (from 32768 on Linux) of
+# which kernels take ports for who connects, as these engines do until the port is listened on.
+STEP, STEPS = 10, 200
 BLOCK = 16  # tokens a block of the tiny engine
 ANSWER_TOKENS = 48
 READY_S = 30.0  # the plane must know all four engines within this
@@ -78,7 +81,8 @@ class Ports:
     given: set[int] = field(default_factory=set)
 
     def take(self, wanted: int) -> int:
-        for port in (wanted, 0, 0, 0, 0):
+        near = range(wanted, min(wanted + STEP * STEPS, 65536), STEP)
+        for port in (*near, 0, 0, 0, 0):
             if port in self.given:
                 continue
             try:

@@ -15,7 +15,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+from kit.ports import free_port
 from kit.wait import until
+
+from kvplane.demo import Ports
 
 COMMAND = [sys.executable, "-m", "kvplane", "demo"]
 ROOT = Path(__file__).parents[2]
@@ -68,6 +71,18 @@ async def test_once_answers_two_turns_hits_and_leaves_nothing(tmp_path: Path) ->
         assert re.search(rf"{stage} +ok +[\d.]+ ms", text), text
     left = [p for p in psutil.process_iter(["cmdline"]) if _is_ours(p, tmp_path)]
     assert not left
+
+
+def test_a_port_that_is_taken_is_replaced_by_one_that_no_connection_can_get() -> None:
+    """Between being found free and being listened on, engines connect to each other."""
+    ports, wanted = Ports(), free_port()
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", wanted))
+        taken.listen()
+        found = [ports.take(wanted) for _ in range(20)]
+    assert len(set(found)) == 20 and wanted not in found
+    assert all(wanted < port < wanted + 2000 for port in found)
+    assert Ports().take(0) > 0, "any free one"
 
 
 def _is_ours(process: psutil.Process, folder: Path) -> bool:
