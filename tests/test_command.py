@@ -68,6 +68,20 @@ def test_an_unreachable_gateway_is_one_sentence_that_says_what_to_do(tmp_path: P
     )
 
 
+async def test_an_https_url_of_a_door_that_speaks_http_is_told_so(tmp_path: Path) -> None:
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read(100)
+        writer.write(b"HTTP/1.1 400 Bad Request\r\nconnection: close\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        for words in (("rank", "x"), ("tail",), ("doctor",)):
+            done = await asyncio.to_thread(run, *words, "--url", url, folder=tmp_path)
+            assert done.returncode == 1
+            assert f"{url} speaks no TLS that we do: wrong version number" in done.stderr
+
+
 def test_a_command_without_its_redis_says_so(tmp_path: Path) -> None:
     done = run("ingest", folder=tmp_path)
     assert done.returncode == 2

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import sys
 from errno import ECONNREFUSED
+from ssl import SSLError
 from typing import Any
 
 import aiohttp
@@ -88,6 +89,9 @@ def unreachable(url: str, error: BaseException) -> str:
     """Why a question to `url` got no answer, for a person."""
     if isinstance(error, aiohttp.ClientConnectorError):
         cause = getattr(error, "os_error", None)  # a certificate that is not believed has none
+        if isinstance(cause, SSLError):  # whose numbers are not the system's
+            why = (cause.reason or str(cause)).replace("_", " ").lower()
+            return f"{url} speaks no TLS that we do: {why}; is it http:// there? (--url)"
         number = getattr(cause, "errno", None) or 0
         if f"[Errno {ECONNREFUSED}]" in str(cause):  # of each address that a name has
             number = ECONNREFUSED
