@@ -88,7 +88,19 @@ class EngineSettings:
             raise BadSetting("load_balance_method", self.load_balance, want)
         if self.event_form not in ("vllm", "sglang"):
             raise BadSetting("event_form", self.event_form, "must be vllm or sglang")
+        self._check_events()
         self._check_nodes()
+
+    def _check_events(self) -> None:
+        last = self.dp - 1
+        for name in ("events_port", "replay_port"):
+            if (port := getattr(self, name)) + last > 65535:
+                want = f"must be {65535 - last} or less: dp rank {last} is {last} higher"
+                raise BadSetting(name, port, want)
+        apart = abs(self.events_port - self.replay_port)
+        if self.events_port and self.replay_port and apart < self.dp:
+            want = f"must be {self.dp} or more away from events_port = {self.events_port}"
+            raise BadSetting("replay_port", self.replay_port, want)
 
     def _check_nodes(self) -> None:
         if self.nnodes == 1 and self.node_rank == 0:

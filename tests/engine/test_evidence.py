@@ -51,6 +51,10 @@ def test_old_rooms_make_room_and_no_room_grows_for_ever() -> None:
         ({"block_size": 64}, "block_size = 64: must be 16"),
         ({"event_form": "trt"}, "event_form = 'trt': must be vllm or sglang"),
         ({"blocks": 1}, "blocks = 1"),
+        ({"events_port": 65535, "dp": 3}, "events_port = 65535: must be 65533 or less: dp rank 2"),
+        ({"replay_port": 65535, "dp": 2}, "replay_port = 65535: must be 65534 or less"),
+        ({"replay_port": 5558, "dp": 2}, "replay_port = 5558: must be 2 or more away from events"),
+        ({"replay_port": 5557}, "replay_port = 5557: must be 1 or more away from events_port"),
         ({"role": Role.PREFILL, "bootstrap_port": 0}, "bootstrap_port = 0"),
     ],
 )
