@@ -88,14 +88,15 @@ class _Routes:
     async def snapshot(self, request: Request) -> Response:
         """All blocks of one worker, or of all, with the cursor to go on from."""
         loaded(self._follower)
-        packed = snapshots.packed(request.headers.get("accept", ""))
+        packed = snapshots.packed(accept := request.headers.get("accept", ""))
         name = request.query_params.get("worker")
         one = _parse(name, "worker") if name else None
         if one is not None and self._view.facts(one) is None:
             raise Refusal(404, "worker_not_found", f"worker: {one} holds nothing here", "worker")
         if packed is None:
             want = f"{snapshots.LINES} or {snapshots.MSGPACK}"
-            raise Refusal(406, "invalid_request", f"accept: must be {want}", "accept")
+            said = f"accept {accept!r:.100}: must be {want}"
+            raise Refusal(406, "invalid_request", said, "accept")
         if self._sending >= (most := self._settings.snapshots):
             raise Refusal(429, "overloaded", f"{most} snapshots are on their way; ask again in 1 s")
         follower, view = self._follower, self._view

@@ -290,6 +290,7 @@ def _why_none(role: Role, wanted: Iterable[Target], waiting: Iterable[Waited]) -
     """A sentence: how many there are and what keeps each."""
     found = [f"{target.worker} {target.trouble}" for target in wanted]
     found += [f"{one.declared.pod} does not serve yet ({one.reason})" for one in waiting]
+    kind = "unified" if role is Role.BOTH else role
     if not found:
-        return f"no {role} worker is registered"
-    return f"no {role} worker of {len(found)} can be used: " + ", ".join(found[:8])
+        return f"no {kind} worker is registered"
+    return f"no {kind} worker of {len(found)} can be used: " + ", ".join(found[:8])

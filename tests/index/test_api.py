@@ -315,8 +315,8 @@ async def test_unknown_workers_routes_methods_and_sizes_have_their_own_status(
     status, _ = await index.get("/snapshot?worker=ns/p:0", "image/png")
     assert status == 404
     index.tell(stored(A, CHAIN.blocks))
-    status, _ = await index.get("/snapshot?worker=ns/p:0", "image/png")
-    assert status == 406
+    status, said = await index.get("/snapshot?worker=ns/p:0", "image/png")
+    assert status == 406 and "accept 'image/png': must be" in said["error"]["message"]
 
 
 async def test_workers_show_what_is_known_of_each(index: Index, clock: FakeClock) -> None:

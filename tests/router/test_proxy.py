@@ -82,6 +82,16 @@ async def test_a_model_without_a_unified_worker_has_none_though_another_model_ha
         assert asked(house) == {"p1": 0, "d1": 0, "u1": 1}
 
 
+async def test_where_nobody_is_the_worker_that_is_missing_is_called_what_it_is() -> None:
+    async with gatehouse({}, ONCE) as house:
+        for path in ("/v1/embeddings", "/v1/responses"):
+            status, raw, _ = await house.post(path, {"input": "x"})
+            assert (status, json.loads(raw)["error"]["message"]) == (
+                503,
+                "no unified worker is registered",
+            )
+
+
 async def test_paths_of_no_table_are_404_and_other_methods_405() -> None:
     async with gatehouse({"u1": GOOD}, ONCE) as house:
         for path in ("/v1/nothing", "/abort_request", "/v1/embeddings/", "//v1/embeddings"):
