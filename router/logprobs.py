@@ -10,6 +10,7 @@ their bytes. Open it when an engine tells them in another place. Source: sgl-rou
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -46,11 +47,12 @@ class Merge:
         self._held = bytearray()
 
     def prefill(self, answer: bytes) -> None:
-        """Prefill's whole answer, plain or a stream."""
-        for index, member in _members(answer):
-            lists = _native(member) or _echoed(member)
-            if _size(lists) > _size(self._told.get(index, {})):  # events of a stream may grow
-                self._told[index] = lists
+        """Prefill's whole answer, plain or a stream; as far as it can be read."""
+        with contextlib.suppress(*_BROKEN):
+            for index, member in _members(answer):
+                lists = _native(member) or _echoed(member)
+                if _size(lists) > _size(self._told.get(index, {})):  # events of a stream may grow
+                    self._told[index] = lists
 
     def stream(self, data: bytes, last: bool) -> bytes:
         """More of decode's stream in, whole events out; untouched once everything is written."""
@@ -117,24 +119,21 @@ class _Indexed(msgspec.Struct):
 def _members(answer: bytes) -> Iterator[tuple[int, dict[str, Raw]]]:
     """(index, meta_info's or a choice's members) of everything in prefill's answer."""
     start = answer.lstrip()[:1]
-    try:
-        if start == b"[":
-            tables = [_AS_TABLE.decode(raw) for raw in _AS_LIST.decode(answer)]
-        elif start == b"{":
-            tables = [_AS_TABLE.decode(answer)]
-        else:
-            tables = list(_events(answer))
-        for at, table in enumerate(tables):
-            if "choices" in table:
-                for choice in map(_AS_TABLE.decode, _AS_LIST.decode(table["choices"])):
-                    yield msgspec.json.decode(choice.get("index", Raw(b"0")), type=int), choice
-            elif "meta_info" in table:
-                told = table.get("index")
-                index = at if start == b"[" else 0
-                index = index if told is None else msgspec.json.decode(told, type=int)
-                yield index, _AS_TABLE.decode(table["meta_info"])
-    except _BROKEN:
-        return
+    if start == b"[":
+        tables = [_AS_TABLE.decode(raw) for raw in _AS_LIST.decode(answer)]
+    elif start == b"{":
+        tables = [_AS_TABLE.decode(answer)]
+    else:
+        tables = list(_events(answer))
+    for at, table in enumerate(tables):
+        if "choices" in table:
+            for choice in map(_AS_TABLE.decode, _AS_LIST.decode(table["choices"])):
+                yield msgspec.json.decode(choice.get("index", Raw(b"0")), type=int), choice
+        elif "meta_info" in table:
+            told = table.get("index")
+            index = at if start == b"[" else 0
+            index = index if told is None else msgspec.json.decode(told, type=int)
+            yield index, _AS_TABLE.decode(table["meta_info"])
 
 
 def _events(stream: bytes) -> Iterator[dict[str, Raw]]:

@@ -140,6 +140,18 @@ def test_an_event_that_does_not_end_is_not_held_for_ever(monkeypatch: pytest.Mon
     assert merge(PREFILL).stream(b"data: 12345", last=False) == b"data: 12345"
 
 
+@pytest.mark.parametrize(
+    "inside", [b"\xff", b"\\ud800", b"\xed\xa0\x80"], ids=["byte", "half", "three"]
+)
+@pytest.mark.parametrize("form", [b"%b", b"[%b]", b"data: %b\n\n"], ids=["plain", "list", "stream"])
+def test_prefills_bytes_that_are_no_text_leave_decodes_answer_as_it_came(
+    form: bytes, inside: bytes
+) -> None:
+    made, answer = Merge(), b'{"choices":[{"index":0,"logprobs":{"tokens":["b"]}}]}'
+    made.prefill(form % (b'{"choices":[{"logprobs":{"tokens":["a","b"],"%b":[1]}}]}' % inside))
+    assert made.whole(answer) == answer
+
+
 def test_an_echo_of_the_openai_route_has_the_prompts_too() -> None:
     prompt = {
         "tokens": ["a", "b", "t"],
