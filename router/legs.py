@@ -145,9 +145,7 @@ class Legs:
         engine = self._engines.pop(origin, None)
         if engine is not None:
             engine.removed = True
-            for connection in list(engine.idle):
-                connection.abort()
-            engine.idle.clear()
+            engine.drop_idle()
 
     def renew(self, origin: Origin) -> None:
         """A kept connection was dead: what idled longer is no better, and goes too."""
@@ -235,6 +233,8 @@ class Legs:
                 engine.idle.remove(connection)
                 age = now - connection.free_since
             engine.learn(age, self._settings.expire_s, now, self._settings.lesson_s)
+            if connection.stale:
+                engine.drop_idle()
             self._serve(origin, engine)
 
     def _serve(self, origin: Origin, engine: Engine) -> None:

@@ -31,7 +31,8 @@ class Connection(asyncio.Protocol):
     exchange: Exchange | None = None
     lost = False
     free_since = 0.0
-    stale_after_s = 0.0  # how long it had idled when it turned out to be dead
+    stale = False  # it turned out to be dead on reuse
+    stale_after_s = 0.0  # and how long it had idled then
     closing: Callable[[], bool]  # as soon as the connection is made
     _transport: asyncio.Transport
     _answer: Answer | None = None  # that is being parsed
@@ -184,7 +185,7 @@ class Connection(asyncio.Protocol):
                 exchange.finish()
             else:
                 how = "reset" if exc is not None else "closed"
-                stale = exchange.reused and exchange.phase is Phase.SENT
+                self.stale = stale = exchange.reused and exchange.phase is Phase.SENT
                 self.stale_after_s = exchange.since - self.free_since if stale else 0.0
                 self._fail(Stale if stale else Cut, f"connection {how} by the engine")
         self._parsed()

@@ -39,6 +39,13 @@ class Engine:
         for other in self.idle:
             other.expire_s = min(other.expire_s, self.kept_s)
 
+    def drop_idle(self) -> None:
+        """Close what idles: it is not wanted any more, or one like them was dead when it was used,
+        as all are behind a firewall that forgot them. The next attempt would only meet another."""
+        idle, self.idle = self.idle, []
+        for connection in idle:
+            connection.abort()
+
 
 class Engines(dict[Origin, Engine]):
     """By where they listen; there as soon as one is asked for."""

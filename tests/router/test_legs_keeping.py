@@ -141,6 +141,32 @@ async def test_a_connection_that_died_unseen_fails_once_as_stale_and_nobody_send
     await legs.stop()
 
 
+async def test_where_one_died_unseen_the_others_are_not_tried_in_turn() -> None:
+    """A request has a few attempts, and more connections than that may idle."""
+    answered = asyncio.Event()
+
+    async def script(call: Call) -> None:
+        await call.request()
+        await answered.wait()
+        await call.send(answer())
+        await call.request()
+        call.reset()
+
+    legs = Legs()
+    async with peer(script) as engine:
+        many = [asyncio.create_task(fetch(legs, engine)) for _ in range(8)]
+        await until(lambda: len(engine.requests) == 8)
+        answered.set()
+        await asyncio.gather(*many)
+        assert legs.idling == 8
+        with pytest.raises(Stale):
+            await fetch(legs, engine)
+        await fetch(legs, engine)
+        assert engine.connections == 9
+        await until(lambda: legs.sockets == 1)
+    await legs.stop()
+
+
 @pytest.mark.parametrize("turns", range(6))
 async def test_a_leg_given_up_at_any_moment_of_its_connect_gives_its_place_back(turns: int) -> None:
     async with peer(replies(answer())) as engine:
