@@ -148,11 +148,9 @@ class Legs:
             engine.drop_idle()
 
     def renew(self, origin: Origin) -> None:
-        """A kept connection was dead: what idled longer is no better, and goes too."""
+        """What idles is not used again: what cut a partner's connections may have cut its own."""
         if (engine := self._engines.get(origin)) is not None:
-            idle, engine.idle = engine.idle, []  # first, or each would teach that engines close
-            for connection in idle:
-                connection.abort()
+            engine.drop_idle()
 
     def keep_only(self, origins: Collection[Origin]) -> None:
         """Forget every engine that listens elsewhere."""

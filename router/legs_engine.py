@@ -42,7 +42,7 @@ class Engine:
     def drop_idle(self) -> None:
         """Close what idles: it is not wanted any more, or one like them was dead when it was used,
         as all are behind a firewall that forgot them. The next attempt would only meet another."""
-        idle, self.idle = self.idle, []
+        idle, self.idle = self.idle, []  # first, or each would teach that engines close
         for connection in idle:
             connection.abort()
 

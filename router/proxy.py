@@ -141,8 +141,6 @@ class Proxy:
     def _again(
         self, failed: LegFailed, target: Target, number: int, left_s: float, others: bool
     ) -> Again | None:
-        if failed.stale:
-            self._gateway.legs.renew(Origin.parse(target.url))
         guilty = () if failed.nobodys_fault and not failed.crowded else (target.worker,)
         how = Failed(
             guilty, failed.status or None, failed.started, failed.retry_after_s, others=others
