@@ -226,12 +226,12 @@ class Legs:
         if home is not None:
             origin, engine = home
             engine.open -= 1
-            now, age = self._now(), connection.stale_after_s
+            now, usual_s, lesson_s = self._now(), self._settings.expire_s, self._settings.lesson_s
             if connection in engine.idle:  # nobody here took it out: the engine closed it
                 engine.idle.remove(connection)
-                age = now - connection.free_since
-            engine.learn(age, self._settings.expire_s, now, self._settings.lesson_s)
-            if connection.stale:
+                engine.learn(now - connection.free_since, usual_s, now, lesson_s)
+            elif connection.stale:
+                engine.learn(connection.stale_after_s, usual_s, now, lesson_s)
                 engine.drop_idle()
             self._serve(origin, engine)
 

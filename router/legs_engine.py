@@ -13,6 +13,7 @@ from .legs_exchange import Exchange
 from .legs_wire import Origin
 
 LESSON_LEAST_S = 0.1  # an engine that closes sooner than this is ending, not tidying up
+SOON_TIMES, SOON_APART_S = 3, 0.05  # but one that does so at so many moments keeps none, unsaid
 LESSON_SHARE = 0.7  # of the time after which it was seen to close: we let go first
 
 
@@ -25,6 +26,7 @@ class Engine:
         self.waiters: deque[Exchange] = deque()
         self.removed = False
         self.kept_s = self.kept_until = 0.0  # how long it keeps connections, and how long we know
+        self._soon, self._soon_at = 0, float("-inf")  # moments when it closed at once, the last one
 
     @property
     def unused(self) -> bool:
@@ -33,7 +35,13 @@ class Engine:
 
     def learn(self, age: float, usual_s: float, now: float, lesson_s: float) -> None:
         """It closed one that had idled this long: others go sooner from now on."""
-        if not LESSON_LEAST_S <= age < usual_s:
+        if age < LESSON_LEAST_S:
+            if now - self._soon_at >= SOON_APART_S:
+                self._soon, self._soon_at = self._soon + 1, now
+            if self._soon < SOON_TIMES:
+                return
+            age = 0.0
+        if age >= usual_s:
             return
         self.kept_s, self.kept_until = age * LESSON_SHARE, now + lesson_s
         for other in self.idle:

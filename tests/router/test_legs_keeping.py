@@ -11,7 +11,7 @@ from kit.peer import Call, Peer, Script, answer, peer, replies
 from kit.wait import until
 
 from kvplane.router.legs import Legs
-from kvplane.router.legs_engine import LESSON_LEAST_S, LESSON_SHARE
+from kvplane.router.legs_engine import LESSON_LEAST_S, LESSON_SHARE, SOON_APART_S, SOON_TIMES
 from kvplane.router.legs_errors import LegError, Stale
 from kvplane.router.legs_exchange import Exchange
 from kvplane.router.legs_settings import LegSettings
@@ -84,6 +84,32 @@ async def test_an_engine_that_ends_teaches_nothing() -> None:
         clock.advance(3.9)
         await fetch(legs, engine)
         assert engine.connections == 2
+    await legs.stop()
+
+
+async def test_an_engine_that_closes_after_each_answer_and_does_not_say_so_is_soon_known() -> None:
+    """Each kept connection would cost a request one of its attempts."""
+
+    async def script(call: Call) -> None:
+        await call.request()
+        await call.send(answer())
+
+    clock = FakeClock()
+    legs = Legs(LegSettings(lesson_s=60), clock)
+    async with peer(script) as engine:
+        for number in range(1, 2 * SOON_TIMES + 1):
+            await fetch(legs, engine)
+            if number <= SOON_TIMES:
+                await until(lambda: legs.sockets == 0)
+            clock.advance(
+                2 * SOON_APART_S
+            )  # later on at once: none is used that it may have closed
+        many = [asyncio.create_task(fetch(legs, engine)) for _ in range(20)]
+        await asyncio.gather(*many)
+        clock.advance(61)
+        legs.sweep()
+        await fetch(legs, engine)
+        assert legs.idling == 1, "the lesson is forgotten after its time"
     await legs.stop()
 
 
