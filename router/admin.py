@@ -54,6 +54,7 @@ def admin_app(
     """The app. Without a desk the fleet cannot be changed at runtime: POST /workers is refused."""
     text = "Admin and query routes of the gateway."
     app = _Admin(title="kvplane", description=text, docs_url=None, redoc_url=None)
+    app.router.redirect_slashes = False  # it would be to where a client's Host header says
     app.add_exception_handler(GatewayError, _ours)
     app.add_exception_handler(RequestValidationError, _invalid)
     app.add_exception_handler(HTTPException, _http)

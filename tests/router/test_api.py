@@ -261,6 +261,15 @@ async def test_head_is_answered_as_get_is_without_a_body(path: str) -> None:
         writer.close()
 
 
+@pytest.mark.parametrize("path", [*HEADED, "/docs", "/rooms/1", "/index/workers"])
+async def test_a_path_with_a_slash_behind_it_is_none_and_sends_nobody_elsewhere(path: str) -> None:
+    async with gatehouse(ENGINES, SETTINGS) as house:
+        found = await house.session.get(
+            f"{house.url}{path}/", headers={"host": "evil"}, allow_redirects=False
+        )
+        assert found.status == 404 and "location" not in found.headers
+
+
 class Desk:
     """Discovery as the admin routes use it."""
 
