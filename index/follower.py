@@ -7,6 +7,7 @@ what happens when the store is away or the stream has moved on.
     StoreDown     the view stays and ages; go on from the same cursor when the store is back
     CursorGone    a stream moved on without us: snapshot of its shards again, while the others go
                   on; until the draft is exact the view answers for them as it was
+    our own fault a view that broke over a change is emptied: a snapshot of all of it again
     living        asked every second: the word of a dead ingest is worth nothing
 """
 
@@ -22,6 +23,7 @@ from kvplane.runtime import Clock, backoff, cancel, supervise
 from kvplane.vocabulary import Cursor, Known
 
 from .errors import CursorGone, IndexFault, StoreDown
+from .forest import Forest
 from .loading import SLICE_ROWS, Sheet, parts, used_up
 from .view import View
 
@@ -143,7 +145,13 @@ class Follower:
         draft = self._draft
         drafted = draft and self._store.shard_of(entry.worker) in draft.shards
         view = draft.view if draft and drafted else self._view
-        view.take(entry)
+        try:
+            view.take(entry)
+        except Exception:  # half of it may be told now, and the same would happen again and again
+            self._view.drop(Forest())
+            self._draft, self._lost = None, None
+            self._lost_since = self._lost_since or self._clock.now()
+            raise
         self._at, self._asked = entry.cursor, self._clock.now()
         self._late_ms = max(0.0, (self._clock.wall() - entry.at) * 1000)
         if self._metrics:

@@ -87,9 +87,7 @@ class View:
 
     def take(self, entry: Entry) -> None:
         """Take over one step of the stream: its changes, its number and when the store took it.
-
-        One that a snapshot holds already is safe to take again, but its gap is counted there.
-        """
+        One that a snapshot holds already is safe to take again; its gap is counted there."""
         facts = self._facts.get(entry.worker)
         if facts is not None and facts.epoch == entry.epoch and facts.last is not None:
             again = entry.last is not None and entry.last <= facts.last
@@ -189,12 +187,13 @@ class View:
         self.turn += 1
         self._owners.join(draft._owners)
 
-    def drop(self) -> None:
-        """Forget everybody; a draft that nobody will adopt gives back what it took."""
+    def drop(self, forest: Forest | None = None) -> None:
+        """Forget everybody; a draft that nobody will adopt gives back what it took. `forest`: to go
+        on with, where the one that all drafts share may be broken."""
         for facts in self._facts.values():
             self._void(facts)
         self._facts.clear()
-        self.turn += 1
+        self._forest, self.turn = forest or self._forest, self.turn + 1
 
     def load(self, snapshot: Snapshot) -> None:
         """Begin again from a snapshot, in one go; a follower does the same in slices."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Collection
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
 
 import pytest
 from kit.clock import FakeClock
@@ -29,6 +29,7 @@ from kvplane.index import (
     rank,
 )
 from kvplane.index.answers import trust
+from kvplane.index.forest import Forest
 from kvplane.runtime import SystemClock, running
 from kvplane.vocabulary import (
     BlockHash,
@@ -552,3 +553,32 @@ async def test_a_follower_that_is_loading_stops_at_once_and_leaves_nothing(
     while view.sweep():
         pass
     assert not follower.ready.is_set() and view._forest.blocks == 0 and view.workers() == ()
+
+
+async def test_a_view_that_breaks_over_a_change_is_emptied_and_made_anew(
+    store: MemoryStore, clock: FakeClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would be half of what it should be, break over the same change again and again, and
+    say that all is well."""
+    view, hold = View(), Forest.store
+    follower, broken = Follower(store, view, clock), view._forest
+
+    def breaks(forest: Forest, slot: int, parent: int | None, blocks: Sequence[int]) -> int:
+        if forest is broken and 2 in blocks:
+            raise IndexError("a fault of ours")
+        return hold(forest, slot, parent, blocks)
+
+    monkeypatch.setattr(Forest, "store", breaks)
+    await store.begin_life(A, None)
+    async with running([follower]):
+        await asyncio.wait_for(follower.ready.wait(), 5)
+        for number in range(3):
+            await put(store, number)
+        await until(lambda: count(view) == -1, what="nothing to be believed")
+        clock.advance(0.03)
+        assert follower.lag_ms() >= 20 and follower.in_touch_at() <= clock.now() - 0.02
+        clock.advance(1.0)  # until it is tried again
+        await until(lambda: count(view) == 3 and follower.lag_ms() < 20)
+        await put(store, 3)
+        await until(lambda: count(view) == 4)
+        assert follower.cursor == await store.head()
