@@ -221,15 +221,16 @@ async def test_looking_for_the_master_opens_no_connection_that_stays(
         )
 
     settings = IndexSettings(connections=4, command_timeout_s=1.0)
-    store, most, asked = RedisStore(watched.url, redis_prefix, settings=settings), 0, 0
+    store, most = RedisStore(watched.url, redis_prefix, settings=settings), 0
     await store.begin_life(A, None)
 
     async def some() -> None:
-        nonlocal asked
-        for _ in range(250):
+        """250 answers, however long a failover keeps them back."""
+        answers = 0
+        while answers < 250:
             try:
                 await store.position(A)
-                asked += 1
+                answers += 1
             except StoreDown:
                 await asyncio.sleep(0.05)
 
@@ -238,7 +239,6 @@ async def test_looking_for_the_master_opens_no_connection_that_stays(
         if turn < 3:
             most = max(most, open_now())
             await asyncio.to_thread(watched.fail_over)
-    assert asked > 9_000
     most = max(most, open_now())
     assert most <= 4 + 3, psutil.Process().net_connections("tcp")
     await store.close()
