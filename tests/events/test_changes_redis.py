@@ -19,7 +19,7 @@ from kvplane.index import Batch, CursorGone, IndexSettings, RedisStore
 from kvplane.vocabulary import BlockHash, Epoch, Pod, Stored, Tier, Worker
 
 P = Worker(Pod("p"))
-FAST = IndexSettings(block_ms=100, command_timeout_s=0.5, stream_entries=100)
+FAST = IndexSettings(block_ms=100, command_timeout_s=1.5, stream_entries=100)
 
 
 @contextlib.asynccontextmanager

@@ -26,7 +26,7 @@ from kvplane.vocabulary import Knowledge, Pod, Worker
 VECTORS = Path(__file__).parents[1] / "vectors"
 WORKER = Worker(Pod("p0"))
 QUICK = EventsSettings(
-    connect_s=0.3, settle_s=0.05, idle_check_s=0.2, replay_s=0.5, replay_total_s=5.0,
+    connect_s=0.3, settle_s=0.05, idle_check_s=0.2, replay_s=2.0, replay_total_s=5.0,
     replay_retry_s=0.1, replay_retry_most_s=0.2, store_retry_s=0.01, store_retry_most_s=0.05,
     heartbeat_s=0.05, beat_s=0.1, beat_ttl_s=2.0, evicted_check_s=0.05,
 )  # fmt: skip
