@@ -245,7 +245,7 @@ async def at_once(rig) -> None:
 @pytest.mark.parametrize("stage", [Stage.CONNECT, Stage.VERIFY])
 async def test_a_cancelled_pull_gives_everything_back(make_rig, point, stage: Stage) -> None:
     rig = await make_rig(
-        tamper=Once(**{stage.value: hang}), prefill_settings={"bootstrapping_s": 0.5}
+        tamper=Once(**{stage.value: hang}), prefill_settings={"bootstrapping_s": 1.5}
     )
     delivering = asyncio.create_task(rig.deliver(71, SOURCES, deadline_s=1.0))
     pulling = asyncio.create_task(rig.pull(71, PAGES))

@@ -45,7 +45,7 @@ from .conftest import FakeEndpoint, FakeResolver
 PAGES, LAYERS, HEADS = 12, 2, 4
 LAYOUT = Layout("tiny", 16, "float16", LAYERS, HEADS, 16, 4096)
 SETTINGS = TransferSettings(
-    bootstrapping_s=3.0, connect_s=2.0, stall_s=1.0, verdict_s=1.0, hello_s=0.5, fence_s=2.0,
+    bootstrapping_s=3.0, connect_s=2.0, stall_s=1.0, verdict_s=1.0, hello_s=2.0, fence_s=2.0,
     hold_every_s=0.05,
 )  # fmt: skip
 TRIPLE = BootstrapTriple("127.0.0.1", 8998, Room(71))
