@@ -7,7 +7,8 @@ what happens when the store is away or the stream has moved on.
     StoreDown     the view stays and ages; go on from the same cursor when the store is back
     CursorGone    a stream moved on without us: snapshot of its shards again, while the others go
                   on; until the draft is exact the view answers for them as it was
-    our own fault a view that broke over a change is emptied: a snapshot of all of it again
+    our own fault a view that broke over a change is emptied: a snapshot of all of it again, and
+                  nothing is answered until then
     living        asked every second: the word of a dead ingest is worth nothing
 """
 
@@ -52,7 +53,8 @@ class _Draft:
 
 
 class Follower:
-    """Keeps one view; a Part. `ready` is set once the view equals the store, and stays set."""
+    """Keeps one view; a Part. `ready` is set once the view equals the store, and stays set as long
+    as it is one that can be asked: an emptied one is no answer, nor a snapshot to go on from."""
 
     def __init__(
         self, store: Store, view: View, clock: Clock, metrics: IndexMetrics | None = None
@@ -148,8 +150,9 @@ class Follower:
         try:
             view.take(entry)
         except Exception:  # half of it may be told now, and the same would happen again and again
-            self._view.drop(Forest())
+            self.ready.clear()
             self._draft, self._lost = None, None
+            self._view.drop(Forest())
             self._lost_since = self._lost_since or self._clock.now()
             raise
         self._at, self._asked = entry.cursor, self._clock.now()

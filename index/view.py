@@ -188,12 +188,13 @@ class View:
         self._owners.join(draft._owners)
 
     def drop(self, forest: Forest | None = None) -> None:
-        """Forget everybody; a draft that nobody will adopt gives back what it took. `forest`: to go
-        on with, where the one that all drafts share may be broken."""
+        """Forget everybody; a draft that nobody will adopt gives back what it took, but not to what
+        may be broken: `forest` is to go on with instead of the one that all drafts share."""
+        if forest is not None:
+            self._facts, self._forest, self._owners = {}, forest, Owners()
         for facts in self._facts.values():
             self._void(facts)
-        self._facts.clear()
-        self._forest, self.turn = forest or self._forest, self.turn + 1
+        self._facts, self.turn = {}, self.turn + 1
 
     def load(self, snapshot: Snapshot) -> None:
         """Begin again from a snapshot, in one go; a follower does the same in slices."""

@@ -560,7 +560,7 @@ async def test_a_view_that_breaks_over_a_change_is_emptied_and_made_anew(
 ) -> None:
     """Else it would be half of what it should be, break over the same change again and again, and
     say that all is well."""
-    view, hold = View(), Forest.store
+    view, hold, retire = View(), Forest.store, Forest.retire
     follower, broken = Follower(store, view, clock), view._forest
 
     def breaks(forest: Forest, slot: int, parent: int | None, blocks: Sequence[int]) -> int:
@@ -568,17 +568,25 @@ async def test_a_view_that_breaks_over_a_change_is_emptied_and_made_anew(
             raise IndexError("a fault of ours")
         return hold(forest, slot, parent, blocks)
 
+    def refuses(forest: Forest, ordinal: int) -> None:
+        if forest is broken:
+            raise IndexError("nothing can be given back to what is broken")
+        retire(forest, ordinal)
+
     monkeypatch.setattr(Forest, "store", breaks)
+    monkeypatch.setattr(Forest, "retire", refuses)
     await store.begin_life(A, None)
     async with running([follower]):
         await asyncio.wait_for(follower.ready.wait(), 5)
         for number in range(3):
             await put(store, number)
         await until(lambda: count(view) == -1, what="nothing to be believed")
+        assert not follower.ready.is_set(), "what is empty is no snapshot that may be gone on from"
         clock.advance(0.03)
         assert follower.lag_ms() >= 20 and follower.in_touch_at() <= clock.now() - 0.02
         clock.advance(1.0)  # until it is tried again
         await until(lambda: count(view) == 3 and follower.lag_ms() < 20)
+        assert follower.ready.is_set()
         await put(store, 3)
         await until(lambda: count(view) == 4)
         assert follower.cursor == await store.head()
