@@ -91,7 +91,7 @@ class LegFailed(Exception):
 
     @property
     def stale(self) -> bool:
-        """A kept connection was dead already: the engine never began."""
+        """A kept connection was dead already, as far as can be told: the engine never began."""
         return isinstance(self.leg, Stale)
 
     @property

@@ -22,6 +22,7 @@ from .legs_heads import NONE, Heads
 from .legs_settings import LegSettings
 
 BRISK_READS = 3  # of an answer that nobody looks at, without a pause: most end with these
+STALE_S = 1.0  # a kept connection that is dead is known to be so in a round trip; and a busy loop
 MOST_BREATH_S = 0.16  # between two reads of an answer that nobody looks at; the first is shorter
 
 
@@ -185,11 +186,16 @@ class Connection(asyncio.Protocol):
                 exchange.finish()
             else:
                 how = "reset" if exc is not None else "closed"
-                self.stale = stale = exchange.reused and exchange.phase is Phase.SENT
+                self.stale = stale = self._was_dead(exchange)
                 self.stale_after_s = exchange.since - self.free_since if stale else 0.0
                 self._fail(Stale if stale else Cut, f"connection {how} by the engine")
         self._parsed()
         self._on_lost(self)
+
+    def _was_dead(self, exchange: Exchange) -> bool:
+        """Before the request came? Else the engine had it, and died over it perhaps."""
+        unheard = exchange.reused and exchange.phase is Phase.SENT
+        return unheard and self._now() - exchange.since < STALE_S
 
     def _fail(self, kind: type[LegError], detail: str) -> None:
         exchange, self.exchange = self.exchange, None

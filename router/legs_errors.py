@@ -60,7 +60,7 @@ class Cut(LegError):
 
 
 class Stale(Cut):
-    """A kept connection died on reuse without a byte. No proof that the engine did nothing."""
+    """A kept connection died soon on reuse without a byte. No proof that the engine did nothing."""
 
 
 class Malformed(LegError):

@@ -64,7 +64,7 @@ FAILING: tuple[Key, ...] = (
     Key("retry_max_backoff_ms", whole(1, 600_000), 5000, "longest wait before an attempt"),
     Key("retry_backoff_multiplier", TIMES, 1.5, "each wait is this much longer than the last"),
     Key("retry_jitter_factor", SHARE, 0.2, "share of a wait that is left to chance, either way"),
-    Key("disable_retries", switch, False, "one attempt only"),
+    Key("disable_retries", switch, False, "one attempt; another where a kept connection was dead"),
     Key("cb_failure_threshold", whole(1), 10, "faults in a row that open a worker's circuit"),
     Key("cb_success_threshold", whole(1), 3, "good probes that close it again"),
     Key("cb_timeout_duration_secs", seconds, 60.0, "pause before an open circuit is probed"),

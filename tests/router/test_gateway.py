@@ -19,6 +19,7 @@ from prometheus_client import CollectorRegistry
 from kvplane.index import View, chain
 from kvplane.router.fleet import Fleet
 from kvplane.router.gateway import Gateway
+from kvplane.router.legs_connection import STALE_S
 from kvplane.router.metrics import RouterMetrics
 from kvplane.router.prompts import Prompts
 from kvplane.router.settings import BreakerSettings, DriftSettings, RetrySettings, RouterSettings
@@ -360,6 +361,27 @@ async def test_where_all_kept_connections_died_one_further_attempt_is_on_new_one
         await until(lambda: house.idle)
         assert house.count("legs_total", side="decode", worker="d1", outcome="fault") == 0
         await until(lambda: house.legs.sockets == 2)
+
+
+async def test_an_engine_that_dies_over_a_request_on_a_kept_connection_is_to_blame() -> None:
+    """It had the request for longer than it takes to learn that a connection is dead: what it died
+    of is not sent again where nothing may be, nor without a word against it."""
+
+    async def dies(call: Call) -> None:
+        await call.request()
+        await call.send(answer(b"good"))
+        await call.request()
+        await asyncio.sleep(1.1 * STALE_S)
+        call.reset()
+
+    settings = RouterSettings(retry=RetrySettings(retries=0))
+    async with gatehouse({"p1": PREFILLED, "d1": dies}, settings) as house:
+        assert (await house.post("/generate", {"text": "x"}))[0] == 200
+        status, body, _ = await house.post("/generate", {"text": "x"})
+        assert (status, json.loads(body)["error"]["code"]) == (502, "decode_failed")
+        assert len(house.engines["d1"].requests) == 2
+        await until(lambda: house.idle)
+        assert house.count("legs_total", side="decode", worker="d1", outcome="fault") == 1
 
 
 async def test_only_the_circuit_of_the_guilty_opens() -> None:
