@@ -98,8 +98,15 @@ def served(
     """Pairs; unified workers where only they are left."""
     if not (without or breakers.shut) or not sides.decodes or left(sides, breakers, now, without):
         return sides
-    unified = Sides(fleet.selectable(Role.BOTH, model))
-    return unified if unified.prefills and left(unified, breakers, now, without) else sides
+    return unified(fleet, model, breakers, now, without) or sides
+
+
+def unified(
+    fleet: Fleet, model: str, breakers: Breakers, now: float, without: Collection[Worker]
+) -> Sides | None:
+    """Those that do both, where one of them may be asked and is none of `without`."""
+    found = Sides(fleet.selectable(Role.BOTH, model))
+    return found if found.prefills and left(found, breakers, now, without) else None
 
 
 def candidates(

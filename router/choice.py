@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection, Sequence
 from kvplane.index import View, chain
 from kvplane.vocabulary import Knowledge, PrefixChain, Stage, Worker
 
-from .availability import available, candidates, left, served
+from .availability import available, candidates, left, served, unified
 from .belief import Belief, Doubt, worse
 from .breaker import Breakers
 from .chosen import Choice
@@ -21,12 +21,11 @@ from .depths import MOST_RANKED, NOTHING, Ranked, Ranker
 from .errors import GatewayError
 from .fleet import Fleet
 from .foretold import Foretold
-from .handoffs import HANDOFFS, Handoff
 from .meeting import Trail
-from .pairing import Compatible, NoPair, Pair, pair
+from .pairing import Compatible, NoPair, Pair, handoff, pair
 from .plans import Prompt
 from .policies import POLICIES, Candidate, Need
-from .request import Ask
+from .request import Ask, routing_key
 from .settings import RouterSettings
 from .sides import Sides
 from .target import Target
@@ -94,7 +93,7 @@ class Chooser:
         ):
             sides = served(sides, fleet, ask.model, breakers, now, without)
             ordered = self._order(ask, prompt, now, sides, without, trail)
-            return self._met_by(ask, prompt, now, sides, *ordered)
+            return self._met_by(ask, prompt, now, sides, *ordered, without)
         # All may serve and nobody is asked what he holds: whose turn it is decides the rest.
         if trail is not None:
             at = trail.now()
@@ -119,6 +118,7 @@ class Chooser:
         ranked: Ranked,
         firsts: Ordered,
         seconds: Ordered,
+        without: Collection[Worker] = (),
     ) -> Choice:
         """Who meets, of those in this order, and what is told of it."""
         prefill: Target | None = None
@@ -128,9 +128,11 @@ class Chooser:
             if self._breakers.pairs.faults or not (sides.fits or sides.fit(self._compatible)):
                 met = self._met(firsts, seconds, now)
                 if isinstance(met, NoPair):
-                    raise GatewayError(met.code, met.reason)
+                    if (whole := self._unified(ask, prompt, now, without)) is None:
+                        raise GatewayError(met.code, met.reason)
+                    return self._met_by(ask, prompt, now, *whole)
                 prefill, decode = met.prefill.target, met.decode.target
-            if alone := _handoff(prefill).alone(ask):
+            if alone := handoff(prefill).alone(ask):
                 prefill = None
         if prompt.tokens is None:
             return self._alike(sides, ask, prefill, decode, taken, prompt, alone)
@@ -141,7 +143,17 @@ class Chooser:
         fleet, breakers = self._fleet, self._breakers
         sides = served(fleet.sides(ask.model), fleet, ask.model, breakers, now, ())
         _, ordered, seconds = self._order(ask, prompt, now, sides, ())
-        return ordered, seconds, self._met(ordered, seconds, now) if seconds else None
+        met = self._met(ordered, seconds, now) if seconds else None
+        if isinstance(met, NoPair) and (whole := self._unified(ask, prompt, now, ())) is not None:
+            return whole[2], whole[3], None
+        return ordered, seconds, met
+
+    def _unified(
+        self, ask: Ask, prompt: Prompt, now: float, without: Collection[Worker]
+    ) -> tuple[Sides, Ranked, Ordered, Ordered] | None:
+        """Where no prefill fits a decode, those that do both, if any is left."""
+        sides = unified(self._fleet, ask.model, self._breakers, now, without)
+        return None if sides is None else (sides, *self._order(ask, prompt, now, sides, without))
 
     def _order(
         self,
@@ -184,7 +196,7 @@ class Chooser:
     ) -> tuple[Ordered, Ordered]:
         """As the policies of both sides have it."""
         tokens = (prompt.tokens and prompt.total) or len(ask.raw) // BYTES_PER_TOKEN
-        need = Need(tokens, _key(ask) if self._keyed else "", self._chance, ramping)
+        need = Need(tokens, routing_key(ask) if self._keyed else "", self._chance, ramping)
         return (
             self._first(firsts, need) if len(firsts) > 1 else firsts,
             self._second(seconds, need) if len(seconds) > 1 else seconds,
@@ -278,22 +290,3 @@ class Chooser:
             foretold,
             alone,
         )
-
-
-def _handoff(prefill: Target) -> Handoff:
-    """Its way of handing over. Raises GatewayError for one nobody knows."""
-    try:
-        return HANDOFFS[prefill.way]
-    except KeyError:
-        known = ", ".join(sorted(HANDOFFS))
-        why = f"no hand-off for {prefill.way}; known: {known}"
-        raise GatewayError("no_compatible_pair", why) from None
-
-
-def _key(ask: Ask) -> str:
-    """What consistent_hash sticks to: a routing key, else the user."""
-    for name, value in ask.headers:
-        if name == b"x-smg-routing-key":
-            return value.decode("latin-1")
-    user = ask.body.get("user")
-    return user if isinstance(user, str) else ""

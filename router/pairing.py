@@ -15,7 +15,10 @@ import msgspec
 
 from kvplane.vocabulary import Shape, Worker
 
+from .errors import GatewayError
+from .handoffs import HANDOFFS, Handoff
 from .policies.base import Candidate
+from .target import Target
 
 Compatible = Callable[[Shape, Shape], Sequence[str]]  # differing fields; empty = they fit
 
@@ -69,3 +72,13 @@ def misfit(prefill: Candidate, decode: Candidate, compatible: Compatible) -> tup
     if one.model and other.model and one.model != other.model:
         return (f"model: {one.model} against {other.model}",)
     return tuple(compatible(one.up.shape, other.up.shape))
+
+
+def handoff(prefill: Target) -> Handoff:
+    """Its way of handing over. Raises GatewayError for one nobody knows."""
+    try:
+        return HANDOFFS[prefill.way]
+    except KeyError:
+        known = ", ".join(sorted(HANDOFFS))
+        why = f"no hand-off for {prefill.way}; known: {known}"
+        raise GatewayError("no_compatible_pair", why) from None

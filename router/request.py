@@ -145,6 +145,15 @@ def check_name(body: Body) -> None:
             raise invalid("rid", f"'rid' must not be empty, begin with {OURS!r} or be part of it")
 
 
+def routing_key(ask: Ask) -> str:
+    """What consistent_hash sticks to: a routing key, else the user."""
+    for name, value in ask.headers:
+        if name == b"x-smg-routing-key":
+            return value.decode("latin-1")
+    user = ask.body.get("user")
+    return user if isinstance(user, str) else ""
+
+
 def sane_id(given: bytes | None, make: Callable[[], str]) -> str:
     """The client's request id where it is harmless in a header and a log, else a new one."""
     if given is None:

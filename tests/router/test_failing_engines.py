@@ -20,13 +20,14 @@ from kit.wait import until
 from kvplane.parts import Hall
 from kvplane.router.breaker import Outcome
 from kvplane.router.legs_settings import LegSettings
+from kvplane.router.request import parse
 from kvplane.router.settings import (
     BreakerSettings,
     FleetSettings,
     RetrySettings,
     RouterSettings,
 )
-from kvplane.vocabulary import Pod, Role, Worker
+from kvplane.vocabulary import Pod, Role, Shape, Worker
 
 HANG = b""
 GOOD = answer(b'{"text":"good"}')
@@ -235,6 +236,24 @@ async def test_where_no_pair_is_left_a_unified_worker_serves_and_the_pair_when_i
         status, _, headers = await ask(house)
         assert (status, headers["x-kvplane-decode"]) == (200, "d1")
         assert set(circuits(house).values()) == {"closed"}
+        await until(lambda: house.idle)
+
+
+@pytest.mark.parametrize("sick", [False, True])
+async def test_where_no_prefill_fits_a_decode_a_unified_worker_serves(sick: bool) -> None:
+    """Else who adds a pair that does not fit takes away the service that there was."""
+    engines = {"p1": Engine(), "d1": Engine(), "u1": Engine(), "u2": Engine()}
+    engines["u1"].say = BAD if sick else GOOD
+    circuit = BreakerSettings(faults=1, pause_s=600, quick_s=600)
+    settings = RouterSettings(breaker=circuit, retry=SOON)
+    facts = {"d1": {"shape": Shape(tp=3)}, "p1": {"shape": Shape(tp=2)}}
+    async with gatehouse(plane(**engines), settings, facts=facts) as house:
+        for _ in range(4):
+            status, _, headers = await ask(house)
+            assert (status, headers["x-kvplane-decode"][0]) == (200, "u")
+        assert engines["p1"].asked == engines["d1"].asked == 0 and engines["u2"].asked > 0
+        _, (first, _, met) = await house.gateway.weigh(parse("/generate", b'{"text":"x"}', "r"))
+        assert first[0].target.role is Role.BOTH and met is None, "the page says the same"
         await until(lambda: house.idle)
 
 
