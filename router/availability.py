@@ -7,8 +7,8 @@ waits. Open it to change who is left out, and what is done where nobody would be
     open circuit        left out; where all of one side are: unified workers serve, and where there
                         is none, asked again soon, and the caller is told when
     failed this request |
-    busy, it said       left out as long as others can serve: the last one is never refused for it
-    stuck               |
+    busy, it said       left out as long as others can serve, unified workers included: the last one
+    stuck               | is never refused for it
 
 One that is new, or back, is not left out: the policies give it a smaller share (Candidate.share).
 """
@@ -81,10 +81,22 @@ def available(
     return found
 
 
-def left(both: Sides, breakers: Breakers, now: float, without: Collection[Worker]) -> bool:
-    """Is there somebody on each side who may be asked and is none of `without`?"""
-    may, sides = breakers.admits, [side for side in both if side]
-    return all(any(t.worker not in without and may(t.worker, now) for t in side) for side in sides)
+def left(
+    both: Sides,
+    breakers: Breakers,
+    now: float,
+    without: Collection[Worker],
+    calm: FleetSettings | None = None,
+) -> bool:
+    """Is there somebody on each side who may be asked and is none of `without`? `calm`: nor one
+    that asked to be left alone or is stuck, as these settings have it."""
+
+    def may(t: Target) -> bool:
+        if t.worker in without or not breakers.admits(t.worker, now):
+            return False
+        return calm is None or not (now < t.busy_until or t.stuck(now, calm))
+
+    return all(any(map(may, side)) for side in both if side)
 
 
 def served(
@@ -95,18 +107,29 @@ def served(
     now: float,
     without: Collection[Worker],
 ) -> Sides:
-    """Pairs; unified workers where only they are left."""
-    if not (without or breakers.shut) or not sides.decodes or left(sides, breakers, now, without):
+    """Pairs; unified workers where only they are left, or only they are not busy."""
+    calm = fleet.settings if fleet.uneasy.late else None
+    if not (without or breakers.shut or calm) or not sides.decodes:
         return sides
-    return unified(fleet, model, breakers, now, without) or sides
+    if left(sides, breakers, now, without, calm):
+        return sides
+    whole = unified(fleet, model, breakers, now, without, calm)
+    if whole is None and calm is not None and not left(sides, breakers, now, without):
+        whole = unified(fleet, model, breakers, now, without)
+    return whole or sides
 
 
 def unified(
-    fleet: Fleet, model: str, breakers: Breakers, now: float, without: Collection[Worker]
+    fleet: Fleet,
+    model: str,
+    breakers: Breakers,
+    now: float,
+    without: Collection[Worker],
+    calm: FleetSettings | None = None,
 ) -> Sides | None:
-    """Those that do both, where one of them may be asked and is none of `without`."""
+    """Those that do both, where one of them is left."""
     found = Sides(fleet.selectable(Role.BOTH, model))
-    return found if found.prefills and left(found, breakers, now, without) else None
+    return found if found.prefills and left(found, breakers, now, without, calm) else None
 
 
 def candidates(

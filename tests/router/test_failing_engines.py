@@ -8,6 +8,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -33,6 +34,7 @@ HANG = b""
 GOOD = answer(b'{"text":"good"}')
 BAD = answer(b'{"error":{"message":"boom"}}', 500)
 LATER = b"retry-after: %d\r\n"
+BUSY = answer(b"{}", 429, LATER % 20)
 NEVER = RetrySettings(retries=0)
 SOON = RetrySettings(first_wait_s=0.01)
 
@@ -236,6 +238,24 @@ async def test_where_no_pair_is_left_a_unified_worker_serves_and_the_pair_when_i
         status, _, headers = await ask(house)
         assert (status, headers["x-kvplane-decode"]) == (200, "d1")
         assert set(circuits(house).values()) == {"closed"}
+        await until(lambda: house.idle)
+
+
+@pytest.mark.parametrize("sick", ["p1", "d1"])
+async def test_where_all_of_a_side_are_busy_a_unified_worker_serves_unless_it_is_too(
+    sick: str,
+) -> None:
+    """Else each request would be refused first, and cost a retry of those that may be afforded."""
+    engines = {"p1": Engine(), "d1": Engine(), "u1": Engine()}
+    engines[sick].say = BUSY
+    few = replace(SOON, retries=1, budget_most=2.0, budget_share=0.0)
+    async with gatehouse(plane(**engines), RouterSettings(retry=few)) as house:
+        for _ in range(10):
+            status, _, headers = await ask(house)
+            assert (status, headers["x-kvplane-decode"], engines[sick].asked) == (200, "u1", 1)
+        engines["u1"].say = BUSY
+        assert (await ask(house))[0] == 429
+        assert engines[sick].asked == 2, "all are: the last one is never refused for it"
         await until(lambda: house.idle)
 
 
