@@ -150,6 +150,7 @@ class Follower:
         try:
             view.take(entry)
         except Exception:  # half of it may be told now, and the same would happen again and again
+            self._count("broken")
             self.ready.clear()
             self._draft, self._lost = None, None
             self._view.drop(Forest())

@@ -32,8 +32,8 @@ class IndexMetrics:
         )
         self.store_errors = Counter(
             "kvplane_index_store_errors_total",
-            "Failures of the store or its stream, by kind",
-            ["kind"],  # down | cursor_gone | row
+            "Failures of the store or its stream, or of the view over it, by kind",
+            ["kind"],  # down | cursor_gone | row | broken
             registry=registry,
         )
         self.rank_seconds = spreads(

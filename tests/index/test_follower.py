@@ -561,7 +561,8 @@ async def test_a_view_that_breaks_over_a_change_is_emptied_and_made_anew(
     """Else it would be half of what it should be, break over the same change again and again, and
     say that all is well."""
     view, hold, retire = View(), Forest.store, Forest.retire
-    follower, broken = Follower(store, view, clock), view._forest
+    registry = CollectorRegistry()
+    follower, broken = Follower(store, view, clock, IndexMetrics(registry)), view._forest
 
     def breaks(forest: Forest, slot: int, parent: int | None, blocks: Sequence[int]) -> int:
         if forest is broken and 2 in blocks:
@@ -587,6 +588,8 @@ async def test_a_view_that_breaks_over_a_change_is_emptied_and_made_anew(
         clock.advance(1.0)  # until it is tried again
         await until(lambda: count(view) == 3 and follower.lag_ms() < 20)
         assert follower.ready.is_set()
+        name, kind = "kvplane_index_store_errors_total", {"kind": "broken"}
+        assert registry.get_sample_value(name, kind) == 1
         await put(store, 3)
         await until(lambda: count(view) == 4)
         assert follower.cursor == await store.head()
