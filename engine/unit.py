@@ -62,8 +62,7 @@ class Unit:
             raise BadRequest("prompt", f"{len(tokens)} + {room} tokens need {need} pages; {have}")
         lease = None if self._line else self.cache.lease(tokens, room, salt)
         if lease is None:
-            async with meanwhile or nullcontext():
-                lease = await self._in_line((tokens, room, salt))
+            lease = await self._waited((tokens, room, salt), meanwhile or nullcontext())
         self.tell()
         return lease
 
@@ -102,6 +101,17 @@ class Unit:
             self._metrics.pages.labels(rank, state).set(getattr(pages, state))
         self._metrics.evicted.labels(rank).set(self.cache.evicted_blocks)
         self._metrics.waiting.labels(rank).set(len(self._line))
+
+    async def _waited(self, wanted: Wanted, meanwhile: AbstractAsyncContextManager[None]) -> Lease:
+        lease: Lease | None = None
+        try:
+            async with meanwhile:
+                lease = await self._in_line(wanted)
+        except BaseException:
+            if lease is not None:  # the pages came, and we were cancelled while `meanwhile` ended
+                self.give_back(lease)
+            raise
+        return lease
 
     async def _in_line(self, wanted: Wanted) -> Lease:
         if len(self._line) >= self._settings.most_waiting:

@@ -120,11 +120,11 @@ class Puller:
         """While inside, the prefill keeps this room's KV: for a request that waits for pages."""
         task = asyncio.create_task(self._holder.keep(triple, dp_rank))
         self._pulls.add(task)
+        task.add_done_callback(self._pulls.discard)  # also where we are cancelled below
         try:
             yield
         finally:
             await cancel(task)
-            self._pulls.discard(task)
 
     async def _attempt(self, pull: _Pull, dp_rank: int | None, deadline_s: float) -> Metadata:
         triple = pull.triple

@@ -364,6 +364,26 @@ async def test_a_request_in_the_queue_keeps_its_kv_alive(grids) -> None:
     await rig.idle()
 
 
+@pytest.mark.parametrize("moment", range(4))
+async def test_who_is_cancelled_while_it_stops_holding_holds_nothing(grids, moment: int) -> None:
+    rig = await grids((1, 1), (1, 1))
+    came = asyncio.Event()
+
+    async def queue() -> None:
+        async with rig.pullers[0, 0].holding(rig.triple):
+            await came.wait()
+
+    queueing = asyncio.create_task(queue())
+    await until(lambda: rig.offers[0, 0].counts()["connections"] == 1)
+    came.set()
+    for _ in range(moment):
+        await asyncio.sleep(0)
+    queueing.cancel()
+    await asyncio.wait({queueing})
+    await until(lambda: not any(rig.pullers[0, 0].counts().values()))
+    await rig.idle()
+
+
 async def test_a_lease_is_not_renewed_for_ever(grids, caplog) -> None:
     rig = await grids((1, 1), (1, 1), bootstrapping_s=0.2, most_hold_s=0.6)
     sent = asyncio.ensure_future(rig.deliver((0, 0), [3]))
