@@ -143,4 +143,5 @@ class Unit:
             if lease is None:
                 return
             self._line.popleft()
+            self.tell()  # of what made room: whom it is for may be leaving just now
             future.set_result(lease)

@@ -56,3 +56,22 @@ async def test_pages_come_back_where_what_ran_meanwhile_fails(start: Start) -> N
     with pytest.raises(Overloaded):
         await waiting
     assert (unit.cache.pages().free, unit.cache.at_work) == (8, 0)
+
+
+@pytest.mark.parametrize("moment", range(3))
+async def test_blocks_that_made_room_for_who_left_are_told_as_gone(
+    start: Start, moment: int
+) -> None:
+    both = await start(blocks=8)
+    unit = both.engine.units[0]
+    await both.tokens(input_ids=[7] * 64, sampling_params={"max_new_tokens": 1})
+    taken = await unit.lease([1] * 60, 4)
+    waiting = asyncio.create_task(unit.lease([2] * 100, 0))
+    await turns(2)
+    unit.give_back(taken)
+    await turns(moment)
+    waiting.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        unit.give_back(await waiting)
+    assert unit.cache.evicted_blocks == 3
+    assert unit.cache.drain() == [], "evicted, and nobody was told"
