@@ -67,7 +67,7 @@ class Meeting:
         self.committed = True
         self._channel.post(CommitFrame(pages=pages))
         await self._channel.drain()
-        await self._verdict
+        await asyncio.shield(self._verdict)  # a verdict may still come when we are cancelled
 
     def reset(self) -> None:
         """Cut the control connection without a word."""
