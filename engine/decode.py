@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from kvplane.runtime import Clock
-from kvplane.transfer import Metadata
+from kvplane.transfer import Metadata, prompt_sum
 from kvplane.vocabulary import BootstrapTriple, Room, Stage, StageRecord
 
 from .asks import Ask
@@ -77,6 +77,7 @@ class Decode:
                 released=released,
                 dp_rank=ask.prefill_dp_rank,
                 held_pages=held,
+                prompt=prompt_sum(ask.ids),
             )
         except BaseException:
             unit.quarantine(lease, pages)

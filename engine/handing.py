@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Sequence
 
-from kvplane.transfer import Metadata
+from kvplane.transfer import Metadata, prompt_sum
 from kvplane.vocabulary import Room
 
 from .asks import Ask
@@ -55,7 +55,10 @@ class Handing:
             with _failing(others, room):
                 context = await self._sequences.fill(unit, lease)
                 token = await unit.compute.run(unit.model.answer, context)
-                said = Metadata(room, tokens=len(ids), first_token=token, cached_tokens=told)
+                said = Metadata(
+                    room, tokens=len(ids), first_token=token, cached_tokens=told,
+                    prompt=prompt_sum(ids),
+                )  # fmt: skip
                 pages = pages_of_prompt(unit, lease, ids)
                 await unit.team.deliver(room, pages, said, self._room_s, others)
             return token, told

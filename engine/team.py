@@ -94,9 +94,13 @@ class Team:
         released: Released,
         dp_rank: int | None = None,
         held_pages: int = 0,
+        prompt: str = "",
     ) -> Metadata:
         """As Puller.pull, for all ranks. Raises RoomFailed naming the first that failed."""
-        words = {"deadline_s": deadline_s, "dp_rank": dp_rank, "held_pages": held_pages}
+        words = {
+            "deadline_s": deadline_s, "dp_rank": dp_rank, "held_pages": held_pages,
+            "prompt": prompt,
+        }  # fmt: skip
         with _Account(len(self.ranks), pages, released) as account:
             return await self._pulled(triple, pages, tokens, account, words)
 

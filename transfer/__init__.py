@@ -19,6 +19,7 @@ from .errors import (
     LeaseExpired,
     NotAvailable,
     NotRegistered,
+    OtherPrompt,
     PeerGone,
     PrefillFailed,
     Refused,
@@ -29,7 +30,7 @@ from .errors import (
     Unresolved,
 )
 from .memory import region_of
-from .metadata import Layout, Metadata
+from .metadata import Layout, Metadata, prompt_sum
 from .metrics import TransferMetrics
 from .offer import Offers
 from .pull import Puller
@@ -63,6 +64,7 @@ __all__ = [
     "NotAvailable",
     "NotRegistered",
     "Offers",
+    "OtherPrompt",
     "PageOut",
     "PeerGone",
     "PrefillFailed",
@@ -83,6 +85,7 @@ __all__ = [
     "foreign_room",
     "must_exit_hard",
     "owned",
+    "prompt_sum",
     "region_of",
     "stale_generation",
     "swap_pages",

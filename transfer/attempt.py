@@ -44,6 +44,7 @@ class Wanted:
     shard: int  # which decode rank we are to each prefill rank
     shards: int  # decode ranks that each prefill rank serves
     sources: int  # prefill ranks we hear
+    prompt: str = ""  # prompt_sum() of the tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +170,7 @@ class Attempt:
             shard=wanted.shard,
             shards=wanted.shards,
             sources=wanted.sources,
+            prompt=wanted.prompt,
         )
 
     def _refused(self, answer: Frame) -> TransferError:

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from kvplane.vocabulary import Generation, Room, Stage
 
 from .backends.base import Backend, Ticket
-from .errors import DeadlineExceeded, PeerGone, PrefillFailed, ShortData, TransferError
+from .errors import DeadlineExceeded, OtherPrompt, PeerGone, PrefillFailed, ShortData, TransferError
 from .meeting import Meeting
 from .metadata import Metadata
 from .session import Happened
@@ -51,6 +51,9 @@ class Delivery:
         room, mine = Room(bind.room), pages[bind.held_pages :]
         if len(mine) != len(bind.pages):
             raise ShortData(f"pages reserved by {meeting.peer}", len(mine), len(bind.pages))
+        said_both = "" not in (bind.prompt, metadata.prompt) and bind.tokens == metadata.tokens
+        if said_both and bind.prompt != metadata.prompt:  # other counts: the decode will say so
+            raise OtherPrompt(meeting.peer)
         await self._disturb(meeting)
         regions = self._backend.regions.select(bind.regions)
         sums = await page_sums(regions, mine) if bind.sums else ()

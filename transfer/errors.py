@@ -228,6 +228,18 @@ class ShortData(TransferError):
 
 
 @dataclass(eq=False)
+class OtherPrompt(TransferError):
+    """Both sides have as many tokens, but not the same: their KV is no use to each other."""
+
+    kind: ClassVar[str] = "prompt"
+    peer: str
+    stage: Stage = Stage.VERIFY
+
+    def __str__(self) -> str:
+        return f"{self.peer} has another prompt of as many tokens"
+
+
+@dataclass(eq=False)
 class ChecksumMismatch(TransferError):
     """Pages do not hold the bytes the prefill computed; `positions` count from the first sent."""
 

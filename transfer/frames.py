@@ -32,6 +32,7 @@ PROTOCOL = 2
 MOST_SMALL = 64 * 1024  # bytes of every frame but bind
 MOST_BIND = 4 * 1024 * 1024  # 262 144 page numbers of up to 5 bytes, and the rest
 MOST_SHARDS = 1024  # decode ranks that one prefill rank serves in one room
+MOST_PROMPT = 64  # characters of a sum of tokens
 MOST_REASON = 2000  # characters of a reason that travels
 _LENGTH = struct.Struct(">I")
 
@@ -68,6 +69,7 @@ class BindFrame(_Frame, tag="bind", frozen=True, kw_only=True):
     shards: int = 1  # how many those are
     sources: int = 1  # prefill ranks that this decode rank hears before it speaks
     grant: bytes = b""  # of the landing, for the backend
+    prompt: str = ""  # prompt_sum() of the decode's tokens; "" = it does not say
 
     @property
     def other_bytes(self) -> int:
@@ -195,6 +197,8 @@ def bind_faults(bind: BindFrame, most_pages: int) -> str | None:
         return "regions: must be different names"
     if len(bind.generation.encode()) > MOST_GENERATION_BYTES:
         return f"generation: must be at most {MOST_GENERATION_BYTES} bytes"
+    if len(bind.prompt) > MOST_PROMPT:
+        return f"prompt: must be a sum of at most {MOST_PROMPT} characters"
     if bind.sources < 1:
         return f"sources {bind.sources}: must be 1 or more"
     return None

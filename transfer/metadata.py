@@ -66,6 +66,7 @@ class Metadata:
     cached_tokens: int = 0  # of the prompt, from the prefill's own prefix cache
     page_sums: tuple[int, ...] = ()  # xxh3-64 per page sent; empty = checksums off
     attempt: int = 0  # of the decode's bind: names one session, never reused
+    prompt: str = ""  # prompt_sum() of all tokens; the bind's must agree, the record has it not
 
     def encode(self) -> bytes:
         """The record as drawn above."""
@@ -76,6 +77,11 @@ class Metadata:
         )  # fmt: skip
         body = head + name + struct.pack(f"<{len(self.page_sums)}Q", *self.page_sums)
         return body + _SUM.pack(xxhash.xxh3_64_intdigest(body))
+
+
+def prompt_sum(ids: Sequence[int]) -> str:
+    """Names the tokens whose KV is meant: page sums only say that bytes arrived as they left."""
+    return xxhash.xxh3_128_hexdigest(struct.pack(f"<{len(ids)}I", *ids))
 
 
 class BadRecord(ValueError):

@@ -85,11 +85,13 @@ class Puller:
         released: Released,
         dp_rank: int | None = None,
         held_pages: int = 0,
+        prompt: str = "",
     ) -> Metadata:
         """Fill `pages` with the KV of this room; returns only what was verified.
 
         `pages` are ours, in prompt order, without the first `held_pages` of the prompt that we hold
-        already; `tokens` = prompt tokens. On any failure (cancel included) raises, and the pages
+        already; `tokens` = prompt tokens, `prompt` = their prompt_sum(), which must be that of
+        the prefill unless one does not say. On any failure (cancel included) raises, and the pages
         come back through `released(pages)`, exactly once, as soon as no late byte can hit them:
         before this raises, or later. On success they are the caller's.
         """
@@ -97,7 +99,7 @@ class Puller:
         assert task is not None
         self._pulls.add(task)
         self._metrics.rooms.labels("decode").inc()
-        pull = _Pull(next(self._numbers), triple, tuple(pages), tokens, held_pages)
+        pull = _Pull(next(self._numbers), triple, tuple(pages), tokens, held_pages, prompt)
         self._open.add(pull)
         try:
             metadata = await self._attempt(pull, dp_rank, deadline_s)
@@ -132,7 +134,7 @@ class Puller:
         reach = await resolve(steps, self._resolver, triple, self._shape, self._rank, dp_rank)
         wanted = Wanted(
             triple, pull.pages, pull.tokens, pull.held_pages,
-            self._rank.grid.tp_rank % reach.shards, reach.shards, len(reach.sources),
+            self._rank.grid.tp_rank % reach.shards, reach.shards, len(reach.sources), pull.prompt,
         )  # fmt: skip
         pull.attempts = [
             Attempt(self._side, self._random63(), wanted, source) for source in reach.sources
@@ -230,10 +232,16 @@ class _Pull:
     """What one pull is about."""
 
     def __init__(
-        self, number: int, triple: BootstrapTriple, pages: tuple[int, ...], tokens: int, held: int
+        self,
+        number: int,
+        triple: BootstrapTriple,
+        pages: tuple[int, ...],
+        tokens: int,
+        held: int,
+        prompt: str,
     ) -> None:
         self.number, self.triple, self.pages = number, triple, pages
-        self.tokens, self.held_pages = tokens, held
+        self.tokens, self.held_pages, self.prompt = tokens, held, prompt
         self.attempts: list[Attempt] = []
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 

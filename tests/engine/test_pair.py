@@ -6,7 +6,7 @@ import asyncio
 
 import aiohttp
 import pytest
-from kit.pair import ROOMS, Pair, Start, ask, pair, prompt
+from kit.pair import ROOMS, Pair, Start, ask, asked, pair, prompt
 from kit.wait import until
 
 from kvplane.vocabulary import Role
@@ -20,6 +20,29 @@ async def test_the_pair_says_what_one_engine_says(start: Start) -> None:
         assert (prefill[0], decode[0]) == (200, 200), (prefill, decode)
         assert decode[1]["output_ids"] == alone["output_ids"]
         assert prefill[1]["output_ids"] == alone["output_ids"][:1]
+    await two.idle()
+
+
+@pytest.mark.parametrize("grid", [{}, {"tp": 2}], ids=str)
+@pytest.mark.parametrize("held", [0, 32])
+async def test_kv_of_other_tokens_is_no_answer_and_spoils_no_later_one(
+    start: Start, grid: dict[str, int], held: int
+) -> None:
+    """The legs are as long as each other: every count and every page sum agrees."""
+    two, one = await pair(start, **grid), await start()
+    wanted, other = prompt(64, 1), prompt(64, 2)
+    other[:held] = wanted[:held]
+    await two.tokens(**asked(wanted[: held + 1]))  # so much of it is held before
+    room = two.triple(next(ROOMS))
+    prefill, decode = await asyncio.gather(
+        two.prefill.post("/generate", **asked(other), **room),
+        two.decode.post("/generate", **asked(wanted), **room),
+    )
+    for status, answer in (prefill, decode):
+        assert (status, answer["error"]["stage"]) == (502, "verify")
+        assert "another prompt of as many tokens" in answer["error"]["message"]
+    longer = asked([*wanted, 5])
+    assert await two.tokens(**longer) == await one.tokens(**longer)
     await two.idle()
 
 

@@ -106,6 +106,7 @@ def test_the_largest_bind_fits_its_bound() -> None:
         ({"shards": 5000}, "at most 1024"),
         ({"regions": ("l0", "l0")}, "different names"),
         ({"sources": 0}, "sources 0"),
+        ({"prompt": "a" * 65}, "prompt: must be a sum of at most 64 characters"),
     ],
 )
 def test_a_bind_that_cannot_be_meant_names_the_field(changes: dict[str, object], word: str) -> None:
