@@ -239,6 +239,7 @@ class Ledger:
 
 
 TOLD = frozenset(stage.value for stage in MEETING)
+MOST_S = 1e11  # seconds of a duration or a wall clock; more, less than 0 or no number is no time
 
 
 def stage_records(room: Room, told: object, by: str) -> Iterable[StageRecord]:
@@ -251,13 +252,22 @@ def stage_records(room: Room, told: object, by: str) -> Iterable[StageRecord]:
                 room,
                 Stage(item["stage"]),
                 "ok" if item["outcome"] == "ok" else "failed",
-                float(item["duration_s"]),
+                _seconds(item["duration_s"]),
                 str(item.get("detail") or "")[:500],
                 str(item.get("by") or by)[:100],
-                float(item.get("at") or 0.0),
+                _seconds(item.get("at") or 0.0),
             )
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             continue
+
+
+def _seconds(told: Any) -> float:
+    """Raises ValueError for what is no time: one "nan" would spoil the sum of a histogram for ever,
+    and its order."""
+    seconds = float(told)
+    if not 0 <= seconds <= MOST_S:
+        raise ValueError(f"{seconds} is no time")
+    return seconds
 
 
 def _same(one: StageRecord, other: StageRecord) -> bool:

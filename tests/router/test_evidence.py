@@ -324,3 +324,14 @@ def test_what_an_engine_tells_that_is_no_stage_of_a_meeting_is_left_out() -> Non
     found = list(stage_records(Room(1), told, "d1"))
     assert found == [StageRecord(Room(1), Stage.VERIFY, "ok", 0.5, "", "e", 7.0)]
     assert list(stage_records(Room(1), {"no": "list"}, "d1")) == []
+
+
+NO_TIMES = ["nan", "inf", "-inf", "1e300", -0.1, -1e308, 10**400]
+
+
+@pytest.mark.parametrize("wrong", NO_TIMES, ids=lambda told: str(told)[:8])
+@pytest.mark.parametrize("name", ["duration_s", "at"])
+def test_what_is_no_time_is_no_stage_and_spoils_no_histogram(name: str, wrong: object) -> None:
+    good = {"stage": "verify", "outcome": "ok", "duration_s": 0.5, "at": 7.0}
+    found = list(stage_records(Room(1), [good | {name: wrong}, good], "d1"))
+    assert found == [StageRecord(Room(1), Stage.VERIFY, "ok", 0.5, "", "d1", 7.0)]
