@@ -20,6 +20,7 @@ from kvplane.vocabulary import Worker
 
 from .breaker import Breakers, State
 from .fleet import Fleet
+from .readiness import readiness
 from .suspicions import Cause
 from .verdicts import Verdict
 
@@ -245,7 +246,13 @@ class _State(Collector):
                 circuit.add_metric([str(worker), str(one)], float(one is state))
         rooms = _gauge("rooms_open", "Rooms of requests under way.", [])
         rooms.add_metric([], self._rooms())
-        yield from (tokens, requests, healthy, circuit, rooms)
+        # Of no worker at all there is no sample above, and an alarm on none stays quiet.
+        ready = _gauge(
+            "ready", "1 where a request could be served now, as GET /readiness says.", []
+        )
+        can, _ = readiness(self._fleet, self._breakers, self._now(), 0.0)
+        ready.add_metric([], float(can))
+        yield from (tokens, requests, healthy, circuit, rooms, ready)
 
 
 def _gauge(name: str, text: str, labels: list[str]) -> GaugeMetricFamily:

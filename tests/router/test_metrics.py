@@ -50,6 +50,25 @@ def test_load_health_circuits_and_rooms_are_read_at_each_scrape() -> None:
     assert samples(metrics.registry)["kvplane_router_circuit_state['p1', 'probing']"] == 1
 
 
+def test_whether_a_request_could_be_served_is_read_even_where_there_is_no_worker() -> None:
+    metrics, fleet = RouterMetrics(CollectorRegistry()), Fleet()
+    breakers = Breakers(BreakerSettings(faults=1, pause_s=10))
+    metrics.watch(fleet, breakers, lambda: 0.0)
+
+    def ready() -> float:
+        return samples(metrics.registry)["kvplane_router_ready[]"]
+
+    assert ready() == 0, "nobody is there"
+    fleet.up(WorkerUp(Pod("p1"), "http://p1:1", Role.PREFILL))
+    assert ready() == 0, "no decode is there"
+    fleet.up(WorkerUp(Pod("d1"), "http://d1:1", Role.DECODE))
+    assert ready() == 1
+    ticket = breakers.of(P1).admit(0.0)
+    assert ticket is not None
+    breakers.of(P1).book(ticket, Outcome.FAULT, 0.0)
+    assert ready() == 0, "the only prefill is left alone"
+
+
 def test_drift_is_read_at_each_scrape() -> None:
     metrics = RouterMetrics(CollectorRegistry())
     verdicts = {P1: silent(P1, 100, 9.0)}
