@@ -31,6 +31,7 @@ __all__ = ["Ledger", "Meeting", "stage_records"]
 
 MOST_STAGES = 64  # records per room: ranks x stages of two engines, and no more
 MOST_REFUSED = 1000  # attempts for which nobody was chosen
+MOST_ATTEMPTS = 64  # of one request id, the newest: a client may use one id for all it asks
 
 
 class Ledger:
@@ -85,7 +86,7 @@ class Ledger:
         self._begin(meeting, trail)
         self._learn()
         self._name(meeting)
-        meeting.attempt = len(self._of(meeting.request_id))
+        meeting.attempt = len(self.of(meeting.request_id))
         self._refused.append(meeting)
         while len(self._refused) > MOST_REFUSED:
             self._unname(self._refused.popleft())
@@ -132,11 +133,11 @@ class Ledger:
         else:
             del self._by_request[meeting.request_id]
 
-    def _of(self, request_id: str) -> list[Meeting]:
-        """Its attempts, oldest first."""
+    def of(self, request_id: str) -> list[Meeting]:
+        """Its newest attempts, oldest first."""
         self._learn()
         found = self._by_request.get(request_id, [])
-        return found if isinstance(found, list) else [found]
+        return found[-MOST_ATTEMPTS:] if isinstance(found, list) else [found]
 
     def record(self, record: StageRecord) -> bool:
         """A party saw a stage. False where the room is not known, or it was recorded before."""
@@ -220,21 +221,24 @@ class Ledger:
         return [meeting.shown(None, self.now) for meeting in found[:limit]]
 
     def request(self, request_id: str) -> dict[str, Any] | None:
-        """All attempts of one request, with each room's stages; those of none are under ""."""
-        meetings, now = self._of(request_id), self.now
-        if not meetings:
+        """All attempts of one request (the newest of very many), with each room's stages; those
+        of none are under ""."""
+        if not (meetings := self.of(request_id)):
             return None
-        attempts = []
-        for meeting in meetings:
-            stages = {str(room): list(meeting.timeline(room, now)) for room in meeting.rooms}
-            bare = stages or {"": list(meeting.timeline(None, now))}
-            attempts.append(meeting.shown(None, now) | {"stages": bare})
+        attempts = [self.attempt(meeting) for meeting in meetings]
         outcome = meetings[-1].outcome
         return {"request_id": request_id, "outcome": outcome, "attempts": attempts}
 
+    def attempt(self, meeting: Meeting) -> dict[str, Any]:
+        """One of them."""
+        now = self.now
+        stages = {str(room): list(meeting.timeline(room, now)) for room in meeting.rooms}
+        bare = stages or {"": list(meeting.timeline(None, now))}
+        return meeting.shown(None, now) | {"stages": bare}
+
     async def settled_request(self, request_id: str, deadline_s: float) -> dict[str, Any] | None:
         """The same, after the engines of its attempts were asked."""
-        await self.settle(self._of(request_id), deadline_s)
+        await self.settle(self.of(request_id), deadline_s)
         return self.request(request_id)
 
 

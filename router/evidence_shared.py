@@ -4,7 +4,13 @@ Edge: one small task that writes behind, into a store that is given; never await
 evidence.py says when an attempt ended, admin_evidence.py asks here for what it does not know.
 Open it to change what is shared, or for how long.
 
-    attempt ends --> queue (bounded) --> a moment later, its engines asked --> q:REQUEST  r:ROOM
+    attempt ends --> queue (bounded) --> a moment later, its engines asked --> r:ROOM  q:REQUEST
+
+    r:ROOM     the attempt; of a list under its first room, which the others name
+    q:REQUEST  the first room of each attempt, or the attempt where it has none
+
+A client may use an id again, at another gateway: then q:REQUEST tells of the last one only, and
+each room of itself all the same.
 """
 
 from __future__ import annotations
@@ -29,8 +35,8 @@ log = logging.getLogger(__name__)
 TICK_S = 0.5  # between two writes
 SETTLE_S = 1.5  # after its end: until then its engines were asked, where they are asked at all
 MOST_WAITING = 10_000  # attempts; more are dropped, and counted
-MOST_WRITTEN = 500  # requests of one write
-MOST_BYTES = 256 * 1024  # of one request; a list of thousands of rooms is left out
+MOST_WRITTEN = 500  # attempts of one write
+MOST_BYTES = 256 * 1024  # of one text; a list of thousands of rooms is left out
 
 
 class Texts(Protocol):
@@ -53,7 +59,7 @@ class SharedEvidence:
     ) -> None:
         self._ledger, self._texts, self._clock = ledger, texts, clock
         self._lifetime_s, self._on_dropped = lifetime_s, on_dropped
-        self._waiting: deque[tuple[float, str]] = deque()  # since when, request
+        self._waiting: deque[tuple[float, Meeting]] = deque()  # since when
         self._task: asyncio.Task[None] | None = None
         ledger.on_close.append(self._closed)
 
@@ -68,27 +74,33 @@ class SharedEvidence:
 
     async def request(self, request_id: str) -> dict[str, Any] | None:
         """A request some gateway had; None where none did, or the store is away."""
-        try:
-            text = await self._texts.get(f"q:{request_id}")
-            found = None if text is None else msgspec.json.decode(text)
-        except (StoreDown, TimeoutError, msgspec.DecodeError) as error:
-            log.warning("shared evidence not read request=%s why=%s", request_id, error)
+        whole = await self._get(f"q:{request_id}")
+        if whole is None:
             return None
-        return found if isinstance(found, dict) else None
+        told = [
+            await self._get(f"r:{one}") if isinstance(one, str) else one
+            for one in whole["attempts"]
+        ]
+        attempts = [one for one in told if one is not None]  # one under way is not told of yet
+        return {**whole, "attempts": attempts} if attempts else None
 
     async def room(self, room: Room) -> dict[str, Any] | None:
         """The same of one room, as its own gateway shows it."""
-        try:
-            name = await self._texts.get(f"r:{room}")
-        except (StoreDown, TimeoutError) as error:
-            log.warning("shared evidence not read room=%d why=%s", room, error)
+        attempt = await self._get(f"r:{room}")
+        if attempt is not None and "first" in attempt:
+            attempt = await self._get(f"r:{attempt['first']}")
+        if attempt is None:
             return None
-        whole = None if name is None else await self.request(name.decode())
-        for attempt in (whole or {}).get("attempts", ()):
-            stages = attempt.get("stages", {}).get(str(room))
-            if stages is not None:
-                return {"room": str(room), **attempt, "stages": stages}
-        return None
+        return {"room": str(room), **attempt, "stages": attempt["stages"][str(room)]}
+
+    async def _get(self, name: str) -> dict[str, Any] | None:
+        try:
+            text = await self._texts.get(name)
+            found = None if text is None else msgspec.json.decode(text)
+        except (StoreDown, TimeoutError, msgspec.DecodeError) as error:
+            log.warning("shared evidence not read name=%s why=%s", name, error)
+            return None
+        return found if isinstance(found, dict) else None
 
     # -- behind
 
@@ -96,7 +108,7 @@ class SharedEvidence:
         if len(self._waiting) >= MOST_WAITING:
             self._waiting.popleft()
             self._on_dropped(1)
-        self._waiting.append((self._clock.now(), meeting.request_id))
+        self._waiting.append((self._clock.now(), meeting))
 
     async def _write_for_ever(self) -> None:
         while True:
@@ -106,20 +118,26 @@ class SharedEvidence:
 
     def _due(self) -> list[tuple[str, bytes]]:
         """Keys and texts of what ended a while ago; each request once."""
-        before, names = self._clock.now() - SETTLE_S, dict[str, None]()
-        while self._waiting and self._waiting[0][0] <= before and len(names) < MOST_WRITTEN:
-            names[self._waiting.popleft()[1]] = None
+        before, ended = self._clock.now() - SETTLE_S, list[Meeting]()
+        while self._waiting and self._waiting[0][0] <= before and len(ended) < MOST_WRITTEN:
+            ended.append(self._waiting.popleft()[1])
         found: list[tuple[str, bytes]] = []
-        for name in names:
-            whole = self._ledger.request(name)
-            text = b"" if whole is None else msgspec.json.encode(whole)
-            if whole is None or len(text) > MOST_BYTES:
+        names: dict[str, list[Meeting]] = {}
+        for meeting in ended:
+            text = msgspec.json.encode(self._ledger.attempt(meeting))
+            if len(text) > MOST_BYTES:
                 self._on_dropped(1)
                 continue
-            rooms = [room for attempt in whole["attempts"] for room in attempt["rooms"]]
-            found.append((f"q:{name}", text))
-            found += [(f"r:{room}", name.encode()) for room in rooms]
+            found += _by_room(meeting, text)
+            names.setdefault(meeting.request_id, []).append(meeting)
+        for name, those in names.items():
+            whole = self._request(name, self._ledger.of(name) or those)
+            found.append((f"q:{name}", msgspec.json.encode(whole)))
         return found
+
+    def _request(self, name: str, attempts: Sequence[Meeting]) -> dict[str, Any]:
+        told = [str(one.rooms[0]) if one.rooms else self._ledger.attempt(one) for one in attempts]
+        return {"request_id": name, "outcome": attempts[-1].outcome, "attempts": told}
 
     async def _write(self, texts: Sequence[tuple[str, bytes]]) -> bool:
         try:
@@ -132,3 +150,12 @@ class SharedEvidence:
         if lost:
             self._on_dropped(lost)
         return not lost
+
+
+def _by_room(meeting: Meeting, text: bytes) -> list[tuple[str, bytes]]:
+    """What is told of an attempt, under each of its rooms."""
+    if not meeting.rooms:
+        return []
+    first, *others = meeting.rooms
+    way = msgspec.json.encode({"first": str(first)})
+    return [(f"r:{first}", text), *((f"r:{room}", way) for room in others)]

@@ -11,7 +11,7 @@ import pytest
 from kit.clock import FakeClock
 
 from kvplane.router.errors import GatewayError
-from kvplane.router.evidence import MOST_REFUSED, Ledger, Meeting, stage_records
+from kvplane.router.evidence import MOST_ATTEMPTS, MOST_REFUSED, Ledger, Meeting, stage_records
 from kvplane.router.meeting import Trail
 from kvplane.router.remembered import Leg, Party, Why
 from kvplane.vocabulary import MEETING, Room, Stage, StageRecord
@@ -307,6 +307,20 @@ async def test_a_reader_waits_for_what_the_engines_tell_but_not_for_ever() -> No
     assert await ledger.settled(Room(3), 60) is None
     assert await ledger.settled_request("r", 60) is not None
     assert await ledger.settled_request("unknown", 60) is None
+
+
+async def test_one_id_for_very_many_requests_shows_and_asks_of_the_newest_only() -> None:
+    ledger, asked = Ledger(FakeClock()), list[Meeting]()
+
+    async def ask(one: Meeting) -> None:
+        asked.append(one)
+
+    ledger.ask = ask
+    for number in range(1, 1001):
+        ledger.close(ledger.open(meeting(number)), "ok")
+    found = await ledger.settled_request("r", 60)
+    assert found is not None and len(found["attempts"]) == len(asked) == MOST_ATTEMPTS
+    assert found["attempts"][-1]["rooms"] == ["1000"]
 
 
 def test_what_an_engine_tells_that_is_no_stage_of_a_meeting_is_left_out() -> None:

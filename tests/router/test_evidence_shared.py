@@ -78,6 +78,55 @@ async def test_another_gateway_shows_the_same_of_a_room_and_of_its_request(texts
     assert here.dropped == there.dropped == 0
 
 
+async def _told(board: Board, reader: Board, *rooms: int) -> bool:
+    await board.passes(1)
+    return all([await reader.shared.room(Room(room)) is not None for room in rooms])
+
+
+async def test_a_room_is_told_of_though_its_request_id_came_again_at_another_gateway(
+    texts: Lasting,
+) -> None:
+    """As a client does that tries again, or one that uses one id for all it asks."""
+    here, there, third = Board(texts), Board(texts), Board(texts)
+    async with running([here.shared, there.shared]):
+        here.served(1, outcome="failed")
+        await until(lambda: _told(here, third, 1))
+        there.served(2)
+        await until(lambda: _told(there, third, 2))
+        assert await third.shared.room(Room(1)) == here.ledger.room(Room(1))
+        assert await third.shared.request("r") == there.ledger.request("r")
+
+
+async def test_each_room_of_a_list_and_an_attempt_without_rooms_are_told_of(
+    texts: Lasting,
+) -> None:
+    here, there = Board(texts), Board(texts)
+    async with running([here.shared]):
+        listed = meeting(1)
+        listed.rooms = (Room(1), Room(2), Room(3))
+        alone = meeting(9)
+        alone.rooms = ()
+        for one in (listed, alone):
+            here.ledger.close(here.ledger.open(one), "ok")
+        await until(lambda: _told(here, there, 1, 2, 3))
+        for number in (1, 2, 3):
+            assert await there.shared.room(Room(number)) == here.ledger.room(Room(number))
+        assert await there.shared.request("r") == here.ledger.request("r")
+
+
+def test_one_id_for_very_many_requests_costs_no_more_than_many_ids() -> None:
+    board, many = Board(Stuffed()), 3000
+    for number in range(1, many + 1):
+        board.served(number)
+    board.clock.advance(9)
+    written = board.shared._due()
+    while more := board.shared._due():
+        written += more
+    assert board.dropped == 0
+    assert {name for name, _ in written} == {"q:r", *(f"r:{n}" for n in range(1, many + 1))}
+    assert max(len(text) for _, text in written) < 8 * 1024
+
+
 async def test_it_is_forgotten_when_its_lifetime_is_over(texts: Lasting) -> None:
     assert await texts.put([("a", b"1"), ("b", b"2")], 1) == 0
     assert await texts.get("a") == b"1"
