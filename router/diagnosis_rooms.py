@@ -110,9 +110,7 @@ def _exhausted(meetings: Sequence[Meeting], fleet: Fleet) -> Iterable[Finding]:
     if not given_up:
         return
     last = given_up[0]
-    same = sorted(
-        (one for one in meetings if one.request_id == last.request_id), key=lambda one: one.attempt
-    )
+    same = _attempts(last, meetings)
     each = [failure(one, fleet) for one in same if one.outcome == "failed"]
     culprits = list(dict.fromkeys(one.culprit for one in each))
     if len(culprits) < 2:
@@ -128,6 +126,16 @@ def _exhausted(meetings: Sequence[Meeting], fleet: Fleet) -> Iterable[Finding]:
         f"request {last.request_id}", not over, sentence, " and ".join(culprits) or "plane", step,
         stage, "retries-used-up", rooms, max(len(each), len(given_up)),
     )  # fmt: skip
+
+
+def _attempts(last: Meeting, meetings: Sequence[Meeting]) -> list[Meeting]:
+    """Of one request, oldest first, its last one known; `meetings` newest first. A client may have
+    asked other things under the same id."""
+    found = [last]
+    for one in meetings[meetings.index(last) + 1 :]:
+        if one.request_id == last.request_id and one.attempt == found[-1].attempt - 1:
+            found.append(one)
+    return found[::-1]
 
 
 def _refusal(meeting: Meeting) -> Failure:

@@ -463,6 +463,20 @@ def test_attempts_that_failed_at_different_workers_are_told_as_one_request_too()
     assert "verify at p1; consume at d1" in one.sentence and "no attempts left" in one.sentence
 
 
+def test_a_request_is_told_of_by_its_own_attempts_though_others_had_its_id() -> None:
+    def failing(attempt: int, name: str) -> Meeting:
+        one = meeting(71)
+        one.attempt, one.stopped = attempt, "no attempts left" if attempt == 2 else ""
+        one.error = {"side": name, "message": "m"}
+        return one
+
+    pairs = [(failing(2, "decode"), failing(1, "prefill")) for _ in range(50)]
+    found = said(*(one for pair in pairs for one in pair))
+    one = next(one for one in found if one.rule == "retries-used-up")
+    assert "failed 2 times" in one.sentence and len(one.sentence) < 200
+    assert one.count == 50 and len(one.rooms) == 2
+
+
 def test_a_request_for_which_nobody_was_chosen_is_told_and_blocks_nothing_by_itself() -> None:
     made = Meeting("r9", 1, "/generate", "tiny", (), None, None, None, outcome="failed", begun=99.0)
     made.steps, made.ended = [Stage.POOL, 99.0, Stage.AVAILABILITY, 99.0], 99.0
