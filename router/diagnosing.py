@@ -53,6 +53,7 @@ async def scene(gateway: Gateway, desk: Discovered | None) -> Scene:
         ledger.settle(failed, ASK_S), _ports(gateway, waiting), _store(gateway)
     )
     living = gateway.view.living  # None: nobody told yet
+    lives = not unused and (living is None or bool(living))
     meetings = ledger.meetings(MOST_ATTEMPTS)
     return Scene(
         fleet=gateway.fleet,
@@ -67,7 +68,8 @@ async def scene(gateway: Gateway, desk: Discovered | None) -> Scene:
         queues=await _queues(gateway, [one.culprit for one in stuck(meetings, now)]),
         refused=tuple(ledger.refusals(MOST_REFUSED, now - RECENT_S)),
         crowd=_crowd(gateway),
-        ingest_lives=not unused and (living is None or bool(living)),
+        ingest_lives=lives,
+        store_refuses="" if lives else await _refuses(gateway),
         store_down_s=0.0 if unused else gateway.loop.store_down_s(),
         store_unfit=unfit,
     )
@@ -120,6 +122,17 @@ async def _page(gateway: Gateway, url: str) -> str:
     except (LegError, TimeoutError):
         return ""
     return body.decode("utf-8", "replace") if status == 200 else ""
+
+
+async def _refuses(gateway: Gateway) -> str:
+    """Why the index store takes no writes; "" where it does, or is away."""
+    if gateway.refuses is None:
+        return ""
+    try:
+        async with asyncio.timeout(ASK_S):
+            return await gateway.refuses()
+    except (IndexFault, TimeoutError):
+        return ""
 
 
 async def _store(gateway: Gateway) -> tuple[str, bool]:

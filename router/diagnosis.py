@@ -51,6 +51,7 @@ class Scene:
     queues: Mapping[str, str] = field(default_factory=dict)  # of stuck workers, as they say
     crowd: tuple[int, int, int] = (0, 0, 0)  # requests under way, that wait, that may wait
     ingest_lives: bool = True
+    store_refuses: str = ""  # why the index store takes no ingest's word
     store_down_s: float = 0.0
     store_unfit: str = ""  # why the index store may throw parts of the index away
     compatible: Callable[[Shape, Shape], Sequence[str]] = compatible
@@ -81,7 +82,7 @@ def _standing(scene: Scene) -> Iterable[Finding]:
     yield from store(scene.store_down_s, scene.store_unfit)
     yield from named(scene.fleet, scene.declared)
     yield from not_serving(scene.fleet, scene.waiting, scene.told_ports)
-    yield from ingest(scene.fleet, scene.ingest_lives)
+    yield from ingest(scene.fleet, scene.ingest_lives, scene.store_refuses)
     for one in workers(
         scene.fleet, scene.breakers, scene.now, scene.known, scene.drift, scene.told_ports
     ):

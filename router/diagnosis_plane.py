@@ -122,13 +122,21 @@ def crowd(running: int, waiting: int, queue: int) -> Iterable[Finding]:
     yield Finding("plane", full, sentence, "gateway", step, Stage.POOL, "gateway-full")
 
 
-def ingest(fleet: Fleet, lives: bool) -> Iterable[Finding]:
-    """Without anybody who follows events no engine is to blame that they are not heard."""
+def ingest(fleet: Fleet, lives: bool, refuses: str = "") -> Iterable[Finding]:
+    """Without anybody who follows events no engine is to blame that they are not heard; nor an
+    ingest where its word is not taken."""
     followed = [one for one in fleet.targets() if one.up.events and one.role is not Role.DECODE]
     if lives or not followed:
         return
     who = "what one worker holds" if len(followed) == 1 else f"what {len(followed)} workers hold"
     sentence = f"no ingest lives: nothing is known of {who}, load alone decides"
+    if refuses:
+        sentence = f"the index store takes no writes, and no ingest's sign of life: {refuses}"
+        step = "give it the memory it needs (maxmemory); or name its master with --redis everywhere"
+        yield Finding(
+            "plane", False, sentence, "index store", step, Stage.POLICY_INPUT, "store-refuses"
+        )
+        return
     step = "start kvplane ingest with the same --redis and workers; its log says why it ended"
     yield Finding("plane", False, sentence, "ingest", step, Stage.POLICY_INPUT, "no-ingest")
 

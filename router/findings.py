@@ -19,7 +19,7 @@ MOST_NAMED = 5  # rooms of one finding
 
 Rule = Literal[
     "gateway-full", "pool-empty", "pool-down", "wrong-role", "drained", "unhealthy", "circuit-open",
-    "nobody-chosen", "no-tokens", "tokenizer-differs", "no-events", "no-ingest",
+    "nobody-chosen", "no-tokens", "tokenizer-differs", "no-events", "no-ingest", "store-refuses",
     "stream-silent", "stream-partial", "drift", "store-away", "store-evicts", "shapes-differ",
     "ranks-missing", "wrong-bootstrap-port", "directory-away", "resolve-topology-failed",
     "resolve-rank-failed", "stale-rank", "connection-refused", "connect-failed", "room-mismatch",

@@ -67,6 +67,7 @@ class Gateway:
     """Everything a request needs, put together. A Part: stop() ends what is still collected."""
 
     places: Places | None = None  # how many are let in and how many wait; the door's
+    refuses: Callable[[], Awaitable[str]] | None = None  # why the index store takes no writes
 
     def __init__(
         self,

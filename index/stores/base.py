@@ -165,6 +165,9 @@ class Store(Protocol):
     async def fit(self) -> None:
         """Asked once, at start: StoreUnfit where it would lose keys or has another format."""
 
+    async def refuses(self) -> str:
+        """Why it takes no writes though it answers; "" where it takes them."""
+
     async def evicted(self) -> int:
         """Keys the store has thrown away for lack of memory; another number than before means lost
         knowledge, and `Position.whole` tells whose."""

@@ -57,6 +57,22 @@ def let_in(error: StoreDown) -> None:
     raise StoreUnfit(error.store, f"it refuses us ({cause}): {wrong}") from error
 
 
+def refusal(answers: Sequence[tuple[str, bytes]]) -> str:
+    """Why one of the servers takes no writes; "" where each does. Nothing to end a process for: a
+    replica becomes a master, and memory is given."""
+    for name, answer in answers:
+        found = facts(answer)
+        used, most = int(found.get("used_memory", 0)), int(found.get("maxmemory", 0))
+        if 0 < most <= used:
+            return f"{name} is full: {used} bytes of maxmemory {most}"
+        if found.get("role") == "slave" and found.get("slave_read_only", "1") == "1":
+            return (
+                f"{name} is a read-only replica of {found.get('master_host')}:"
+                f"{found.get('master_port')}"
+            )
+    return ""
+
+
 def evicted(answers: Sequence[tuple[str, bytes]]) -> int:
     """Keys thrown away since the servers started."""
     return sum(int(facts(answer).get("evicted_keys", 0)) for _, answer in answers)

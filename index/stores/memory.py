@@ -130,6 +130,10 @@ class MemoryStore:
     async def fit(self) -> None:
         """See base.py."""
 
+    async def refuses(self) -> str:
+        """See base.py."""
+        return ""
+
     async def evicted(self) -> int:
         """See base.py."""
         return 0

@@ -181,6 +181,11 @@ class RedisStore:
             fitness.let_in(error)
             raise
 
+    async def refuses(self) -> str:
+        """See base.py."""
+        each = self._line.each
+        return fitness.refusal([*await each("INFO", "memory"), *await each("INFO", "replication")])
+
     async def evicted(self) -> int:
         """See base.py."""
         return fitness.evicted(await self._line.each("INFO", "stats"))

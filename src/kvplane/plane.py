@@ -88,7 +88,7 @@ class GatewayPlane(Composite):
         await self.begin(follower, prompts)
         chains = _remembered(self._told, prompts, metrics)
         gateway = await self._gateway(settings, view, prompts, follower, chains)
-        gateway.fit = store.fit
+        gateway.fit, gateway.refuses = store.fit, store.refuses
         await show(gateway, self._told, self._clock, self)
         desk = await self._engines(gateway, prompts, store)
         index = index_app(

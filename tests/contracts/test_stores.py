@@ -473,6 +473,7 @@ async def test_a_table_without_rows_is_whole(store: Store) -> None:
 
 async def test_a_store_that_is_fit_says_so_and_has_evicted_nothing(store: Store) -> None:
     await store.fit()
+    assert await store.refuses() == ""
     assert await store.evicted() == 0 and store.away() == frozenset()
 
 

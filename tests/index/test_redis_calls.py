@@ -21,6 +21,7 @@ from kit.redis import binary, server
 from kit.wait import until
 from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
 
 from kvplane.index import (
     Applied,
@@ -371,6 +372,28 @@ async def test_a_server_that_would_throw_keys_away_is_refused_with_setting_value
             subprocess.run, (sys.executable, *words), capture_output=True, text=True, timeout=60
         )
         assert done.returncode == 1 and said in done.stderr and "Traceback" not in done.stderr
+
+
+async def test_a_server_that_answers_and_takes_no_writes_says_why(redis_prefix: str) -> None:
+    with server(binary()) as url:
+        store, raw = RedisStore(url, redis_prefix, settings=FAST), Redis.from_url(url)
+        assert await store.begin_life(A, None) == 1 and await store.refuses() == ""
+        for setting, undo, said in (
+            (("REPLICAOF", "127.0.0.1", "1"), ("REPLICAOF", "NO", "ONE"), "replica of 127.0.0.1:1"),
+            (
+                ("CONFIG", "SET", "maxmemory", "100kb"),
+                ("CONFIG", "SET", "maxmemory", "0"),
+                "is full",
+            ),
+        ):
+            await raw.execute_command(*setting)
+            with pytest.raises(RedisError):
+                await raw.set("anything", "1")
+            assert said in await store.refuses()
+            await raw.execute_command(*undo)
+            assert await store.refuses() == ""
+        await raw.aclose()
+        await store.close()
 
 
 async def test_a_policy_that_has_nothing_to_do_yet_is_a_warning(

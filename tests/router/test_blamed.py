@@ -235,6 +235,10 @@ def test_where_no_ingest_lives_no_engine_is_blamed_for_events_that_nobody_hears(
     (one,) = map(held, findings(scene))
     assert (one.rule, one.culprit, one.blocks) == ("no-ingest", "ingest", False)
     assert "what 2 workers hold" in one.sentence
+    refused = findings(replace(scene, store_refuses="r:1 is full: 2 bytes of maxmemory 1"))
+    (one,) = [held(one) for one in refused if one.culprit in ("ingest", "index store")]
+    assert (one.rule, one.culprit, one.blocks) == ("store-refuses", "index store", False)
+    assert "r:1 is full" in one.sentence
     heard = findings(replace(scene, ingest_lives=True))
     assert [one.rule for one in heard] == ["stream-silent"] * 2
     assert findings(replace(scene, fleet=plane(replace(PREFILL, events=()), DECODE)))[0].rule == (
