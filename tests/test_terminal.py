@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from fastapi import FastAPI
 
-from kvplane.doctor import doctor
+from kvplane.doctor import doctor, lines
 from kvplane.doors import Server, Switchboard
 from kvplane.runtime import running
 from kvplane.settings import Settings, parser, resolve
-from kvplane.terminal import NotKvplane, rank
+from kvplane.terminal import NotKvplane, complain, rank, say
 
 
 def told(*words: str) -> Settings:
@@ -70,3 +70,20 @@ async def test_doctor_says_where_it_found_an_index_instead_of_a_gateway(
         assert "this is an index process" in said and "http://127.0.0.1:8000" in said
     else:
         assert "is this a gateway? /diagnosis answered 404" in said
+
+
+@pytest.mark.parametrize(
+    "words", ["\nBLOCKS   end   p1", "\x1b[2J", "\r", "\x9b1A", "\u2028", "\ud800"]
+)
+def test_what_an_engine_says_stays_in_its_line_and_draws_nothing(
+    words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    finding = {"blocks": False, "stage": "end", "culprit": "d1", "next_step": "look", "rooms": []}
+    finding |= {"sentence": f"d1 answered 500: é {words}."}
+    for line in lines({"findings": [finding]}, "here"):
+        say(line)
+    complain(words)
+    found = capsys.readouterr()
+    assert len(found.out.splitlines()) == 5 and "500: é" in found.out
+    assert found.out.replace("\n", "").isprintable()
+    assert found.err.startswith("kvplane: ") and found.err[:-1].isprintable()

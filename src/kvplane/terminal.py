@@ -22,13 +22,20 @@ TIMEOUT_S = 10.0  # one question
 
 def say(line: str) -> None:
     """One line to standard output, at once."""
-    sys.stdout.write(line + "\n")
+    sys.stdout.write(_one(line) + "\n")
     sys.stdout.flush()
 
 
 def complain(line: str) -> None:
     """One line to standard error."""
-    sys.stderr.write(f"kvplane: {line}\n")
+    sys.stderr.write(f"kvplane: {_one(line)}\n")
+
+
+def _one(line: str) -> str:
+    """It may hold an engine's own words: these begin no line and move no cursor."""
+    if line.isprintable():
+        return line
+    return "".join(char if char.isprintable() else " " for char in line)
 
 
 class NotKvplane(Exception):
