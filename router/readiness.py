@@ -10,7 +10,7 @@ yet one that serves. Open it to change what is needed to be ready.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from kvplane.vocabulary import Role, Worker
@@ -32,6 +32,8 @@ def readiness(
     if lacking := _lacking({target.role for target in asked}):
         reason = "; ".join(_why(side, targets, states) for side in lacking)
         return False, {"status": "not ready", "reason": reason, **counts}
+    if reason := _apart(targets, asked, states):
+        return False, {"status": "not ready", "reason": reason, **counts}
     if store_down_s > DOWN_S:
         reason = f"the index store does not answer since {store_down_s:.0f} s"
         return True, {"status": "degraded", "reason": reason, **counts}
@@ -47,6 +49,21 @@ def marks(fleet: Fleet, breakers: Breakers, now: float, name: str) -> dict[str, 
         return {"ready": True}
     reason = "; ".join(_why(side, serving, states) for side in lacking)
     return {"ready": False, "reason": reason}
+
+
+def _apart(targets: Sequence[Target], asked: Sequence[Target], states: dict[Worker, State]) -> str:
+    """Why no model has all it needs though each side has somebody; "" where one has."""
+    lacking = {
+        name: _lacking({one.role for one in asked if one.serves(name)})
+        for name in sorted({one.model for one in asked if one.model} or {""})
+    }
+    if not all(lacking.values()):
+        return ""
+    return "; ".join(
+        f"model {name!r}: {_why(side, [one for one in targets if one.serves(name)], states)}"
+        for name, sides in lacking.items()
+        for side in sides
+    )
 
 
 def _askable(target: Target, states: dict[Worker, State]) -> bool:

@@ -79,6 +79,17 @@ async def test_a_gateway_that_lives_and_cannot_serve_is_not_ready_and_says_why(
         assert found["data"][0]["kvplane"]["reason"].startswith(reason)
 
 
+async def test_a_prefill_of_one_model_and_a_decode_of_another_are_not_ready() -> None:
+    async with gatehouse(PAIR, KNOWING, facts={"d1": {"model": "other"}}) as house:
+        assert (await house.post("/generate", {"text": "x"}))[0] >= 400
+        status, found = await house.get("/readiness")
+        assert (status, found["status"]) == (503, "not ready")
+        assert "model 'tiny': no healthy decode" in found["reason"]
+        assert "model 'other': no healthy prefill" in found["reason"]
+        house.fleet.up(worker("d2", house.engines["d1"].url, Role.DECODE))
+        assert (await house.get("/readiness"))[0] == 200, "one model can be served"
+
+
 async def test_without_its_store_a_gateway_is_ready_and_degraded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
