@@ -106,9 +106,11 @@ def _last(meeting: Meeting, now: float) -> float:
 
 def _followed(standing: Sequence[Finding], happened: Sequence[Finding]) -> Iterable[Finding]:
     """Whatever failed at a worker that is dead or ill is one thing with that; that nobody could be
-    chosen is one with the first thing that keeps them from it. Whose circuit is open while others
-    serve fails nobody now."""
-    first = next((one for one in ordered(standing) if one.blocks), None)
+    chosen is one with what is wrong with that pool, or else with the first thing that keeps them
+    from it. Whose circuit is open while others serve fails nobody now."""
+    worst = [one for one in ordered(standing) if one.blocks]
+    first = next(iter(worst), None)
+    pools = {one.culprit: one for one in reversed(worst)}  # the worst of each
     down = {one.culprit for one in standing if one.rule in DOWN}
     told: set[int] = set()
     for one in standing:
@@ -117,7 +119,7 @@ def _followed(standing: Sequence[Finding], happened: Sequence[Finding]) -> Itera
             for other in happened
             if (one.rule in DOWN and other.culprit == one.culprit)
             or (one is first and other.rule == "retries-used-up" and _all_of(other, down))
-            or (one is first and other.rule == "nobody-chosen")
+            or (other.rule == "nobody-chosen" and one is pools.get(other.culprit, first))
         ]
         told.update(map(id, same))
         alone = [other for other in same if other.rule != "retries-used-up"]  # is made of others

@@ -485,6 +485,19 @@ def test_a_request_for_which_nobody_was_chosen_is_told_and_blocks_nothing_by_its
     assert only(found) == ("nobody-chosen", Stage.AVAILABILITY, "decode pool", False)
 
 
+def test_who_was_turned_away_for_want_of_a_decode_is_told_with_the_missing_decode() -> None:
+    """And not with the first thing that is wrong: here, what another model lacks."""
+    fleet = Fleet()
+    for up in (PREFILL, replace(DECODE, model="other")):
+        fleet.up(up)
+    made = Meeting("r9", 1, "/generate", "tiny", (), None, None, None, outcome="failed", begun=99.0)
+    made.steps, made.ended = [Stage.POOL, 99.0], 99.0
+    made.error = {"code": "no_decode_available", "message": "no decode worker is registered"}
+    first, second = told(fleet, refused=[made, made])
+    assert (first.culprit, first.count, second.culprit) == ("decode pool", 2, "prefill pool")
+    assert "model 'tiny'" in first.sentence
+
+
 @pytest.mark.parametrize("reason", ["no_tokenizer", "broken_tokenizer", "engine_silent"])
 def test_requests_without_tokens_are_counted_until_there_are_some(reason: Any) -> None:
     blind = [meeting(number, "ok") for number in range(3)]
