@@ -40,6 +40,10 @@ def test_every_way_to_hand_over_can_be_named(way: str) -> None:
         ({"handoff": "nixl"}, "handoff 'nixl': must be one of sglang, sglang-lists"),
         ({"handoff": "none"}, "handoff 'none': must be one of"),
         ({"handoff": 7}, "handoff 7: must be one of"),
+        ({"name": "prefill one"}, "name 'prefill one': must be printable, without blanks"),
+        ({"name": "p\u2003"}, "must be printable, without blanks"),
+        ({"name": "p\x1b[2J"}, "must be printable, without blanks"),
+        ({"url": "http://a b:1"}, "url 'a b': must be printable, without blanks"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_by_name(more: dict[str, Any], why: str) -> None:

@@ -44,6 +44,7 @@ def endpoint_of(url: str) -> tuple[str, str]:
     host = parts.hostname
     if parts.scheme not in ("http", "https") or not host:
         raise WorkerFault(f"url {url!r}: must be like http://host:port or http://[::1]:port")
+    _name("url", host)
     if port is None or parts.path not in ("", "/") or parts.query or parts.username:
         raise WorkerFault(f"url {url!r}: must be scheme, host and port only")
     shown = f"[{host}]" if ":" in host else host
@@ -71,7 +72,7 @@ def worker_from_table(table: Mapping[str, Any]) -> WorkerUp:
     size = table.get("block_size")
     host, port = _bootstrap(table)
     return WorkerUp(
-        pod=Pod(_text("name", table.get("name", pod)) or pod),
+        pod=Pod(_name("name", _text("name", table.get("name", pod)) or pod)),
         url=clean,
         role=Role(_choice("role", table.get("role", "both"), tuple(Role))),
         engine=_choice("engine", table.get("engine", "kvplane"), ENGINES),
@@ -146,6 +147,13 @@ def _bootstrap(table: Mapping[str, Any]) -> tuple[str | None, int | None]:
 def _text(name: str, value: object) -> str:
     if not isinstance(value, str):
         raise WorkerFault(f"{name} {value!r}: must be text")
+    return value
+
+
+def _name(name: str, value: str) -> str:
+    """It stands in headers, logs and texts of several words; a Worker refuses blanks, too late."""
+    if " " in value or not value.isprintable():
+        raise WorkerFault(f"{name} {value!r}: must be printable, without blanks")
     return value
 
 
