@@ -15,6 +15,7 @@ from .logprobs import Likely, for_chat, for_completions, for_generate
 from .pieces import Piece
 
 DONE = b"data: [DONE]\n\n"
+MOST_SAID = 4000  # characters of an error: it may show what a client sent, and that be megabytes
 
 
 @dataclass(slots=True)
@@ -156,8 +157,9 @@ class Shape:
 def error_body(error: EngineError) -> dict[str, Any]:
     """OpenAI's shape, with stage and room where a room existed."""
     kind = "invalid_request_error" if error.status < 500 else "server_error"
+    said = str(error) or type(error).__name__
     facts: dict[str, Any] = {
-        "message": str(error) or type(error).__name__,
+        "message": said if len(said) <= MOST_SAID else f"{said[:MOST_SAID]}...",
         "type": kind,
         "code": error.code,
         "param": getattr(error, "field", None),

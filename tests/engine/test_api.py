@@ -224,6 +224,25 @@ async def test_an_aborted_request_ends_and_its_pages_come_back(start: Start) -> 
     assert (await both.post("/abort_request"))[0] == 400
 
 
+@pytest.mark.parametrize(
+    ("path", "wrong"),
+    [
+        *(("/generate", name) for name in ("model", "rid", "cache_salt")),
+        *(("/generate", f"bootstrap_{name}") for name in ("room", "host", "port")),
+        *(("/fault", name) for name in ("stage", "kind", "count", "rank")),
+    ],
+)
+async def test_an_error_does_not_send_back_all_that_was_wrong(
+    start: Start, path: str, wrong: str
+) -> None:
+    both = await start()
+    right = {"input_ids": [1], "stage": "consume", "kind": "delay", "count": 1}
+    value = "x" * 500_000 if wrong in ("model", "rid", "stage", "kind") else {"x": "x" * 500_000}
+    status, answer = await both.post(path, **(right | {wrong: value}))
+    assert status in (400, 404)
+    assert len(answer["error"]["message"]) < 5000
+
+
 async def test_a_request_id_is_taken_over(start: Start) -> None:
     both = await start()
     headers = {"x-request-id": "abc"}
