@@ -82,14 +82,16 @@ def _unfound(
     """No decode can find this prefill: its ranks are missing, or its directory is elsewhere."""
     told = ports.get(up.pod)
     missing = "missing" in reason.lower() or "not fully registered" in reason
-    if not missing and told is not None and up.bootstrap_port not in (None, told):
-        if f" {told}" not in reason:
-            sentence += f"; the engine itself says that its rank directory is at port {told}"
-        step = f"name it with --prefill {up.url} {told}"
+    differs = told is not None and up.bootstrap_port not in (None, told)
+    own = f"name it with --prefill {up.url} {told}"
+    if differs and f" {told}" not in reason:
+        sentence += f"; the engine itself says that its rank directory is at port {told}"
+    if differs and not missing:
         culprit = f"bootstrap port of {up.pod}"
-        return Finding(about, blocks, sentence, culprit, step, stage, "wrong-bootstrap-port")
+        return Finding(about, blocks, sentence, culprit, own, stage, "wrong-bootstrap-port")
     rule: Rule = "ranks-missing" if missing else "directory-away"
-    return Finding(about, blocks, sentence, str(up.pod), STAGES[stage][1], stage, rule)
+    step = STAGES[stage][1] + (f"; where that directory is not its own, {own}" if differs else "")
+    return Finding(about, blocks, sentence, str(up.pod), step, stage, rule)
 
 
 def workers(

@@ -167,6 +167,17 @@ def test_missing_ranks_are_named_as_the_directory_names_them() -> None:
     assert "Missing tp=2" in one.sentence
 
 
+@pytest.mark.parametrize(("told_port", "hinted"), [(8998, True), (9, False)])
+def test_ranks_missing_at_a_port_that_is_not_the_engines_own_may_be_another_directory(
+    told_port: int, hinted: bool
+) -> None:
+    fleet = lost("bootstrap server p1:9: Prefill server not fully registered yet (0 workers).")
+    (one,) = told(fleet, told_ports={Pod("p1"): told_port})
+    assert one.rule == "ranks-missing"
+    assert ("says that its rank directory is at port 8998" in one.sentence) is hinted
+    assert ("name it with --prefill http://p1:1 8998" in one.next_step) is hinted
+
+
 def test_a_bootstrap_port_that_the_engine_does_not_have_is_named_with_the_right_one() -> None:
     (one,) = found = told(lost("no bootstrap server at p1:9"), told_ports={Pod("p1"): 8998})
     culprit = "bootstrap port of p1"
