@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from kvplane.recall import Recall
 from kvplane.tallies import Counts, Spreads, counts, spreads
-from kvplane.vocabulary import Worker
+from kvplane.vocabulary import Worker, WorkerUp
 
 from .breaker import Breakers, State
 from .fleet import Fleet
@@ -241,6 +241,8 @@ class _State(Collector):
             tokens.add_metric(who, target.inflight_tokens)
             requests.add_metric(who, target.inflight_requests)
             healthy.add_metric(who, float(target.usable))
+        for up in self._absent():
+            healthy.add_metric([str(Worker(up.pod)), str(up.role)], 0.0)
         for worker, state in self._breakers.states(self._now()).items():
             for one in State:
                 circuit.add_metric([str(worker), str(one)], float(one is state))
@@ -253,6 +255,11 @@ class _State(Collector):
         can, _ = readiness(self._fleet, self._breakers, self._now(), 0.0)
         ready.add_metric([], float(can))
         yield from (tokens, requests, healthy, circuit, rooms, ready)
+
+    def _absent(self) -> list[WorkerUp]:
+        """Named, and never seen since this process began: away, and no alarm may end by that."""
+        here = {target.worker.pod for target in self._fleet.targets()}
+        return [one.declared for one in self._fleet.waiting() if one.declared.pod not in here]
 
 
 def _gauge(name: str, text: str, labels: list[str]) -> GaugeMetricFamily:

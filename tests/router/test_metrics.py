@@ -8,6 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from kvplane.recall import Recall
 from kvplane.router.breaker import Breakers, Outcome
+from kvplane.router.discovery import Waiting
 from kvplane.router.fleet import Fleet
 from kvplane.router.metrics import RecallState, RouterMetrics
 from kvplane.router.settings import BreakerSettings
@@ -48,6 +49,18 @@ def test_load_health_circuits_and_rooms_are_read_at_each_scrape() -> None:
     assert second["kvplane_router_circuit_state['open', 'p1']"] == 1
     now[0] = 10.0
     assert samples(metrics.registry)["kvplane_router_circuit_state['p1', 'probing']"] == 1
+
+
+def test_a_worker_that_is_named_and_never_came_is_away() -> None:
+    """It is away after a restart of the gateway as before."""
+    metrics, fleet = RouterMetrics(CollectorRegistry()), Fleet()
+    metrics.watch(fleet, Breakers(), lambda: 0.0)
+    p1, d1 = (WorkerUp(Pod(name), f"http://{name}:1", Role.DECODE) for name in ("p1", "d1"))
+    fleet.waiting = lambda: (Waiting(p1, "refused"), Waiting(d1, "refused"))
+    fleet.up(d1)
+    found = samples(metrics.registry)
+    assert found["kvplane_router_worker_healthy['decode', 'p1']"] == 0
+    assert found["kvplane_router_worker_healthy['d1', 'decode']"] == 1
 
 
 def test_whether_a_request_could_be_served_is_read_even_where_there_is_no_worker() -> None:
