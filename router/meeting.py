@@ -26,6 +26,7 @@ FIRST_BYTE, END = Stage.FIRST_BYTE, Stage.END
 ORDER = {stage: number for number, stage in enumerate(Stage)}
 GATEWAY = "gateway"
 NONE: Mapping[Any, Any] = MappingProxyType({})
+LATE_S = 60.0  # after an attempt nothing of it begins; or not by a clock that agrees with ours
 LATE = (FIRST_BYTE.value, END.value)  # which end after all that the engines tell
 ENDS = {"ok": "ok", "open": "open", "client_gone": "client gone"}  # of the stage it ended in
 
@@ -206,6 +207,9 @@ class Meeting(msgspec.Struct, eq=False, gc=False):
 
     def _told(self, record: StageRecord) -> dict[str, Any]:
         begin_s = record.at - record.duration_s - self.opened_at if record.at else None
+        took_s = self.duration_s
+        if begin_s is not None and took_s is not None and begin_s > took_s + LATE_S:
+            begin_s = None  # by another clock than ours: nobody knows
         return {
             "stage": record.stage.value,
             "outcome": record.outcome,

@@ -340,6 +340,21 @@ def test_what_an_engine_tells_that_is_no_stage_of_a_meeting_is_left_out() -> Non
     assert list(stage_records(Room(1), {"no": "list"}, "d1")) == []
 
 
+@pytest.mark.parametrize(("off_s", "begin_s"), [(0, 1.0), (3, 4.0), (86400, None), (-86400, 0.0)])
+def test_an_engine_whose_clock_is_far_off_began_nothing_after_the_end(
+    off_s: float, begin_s: float | None
+) -> None:
+    clock = FakeClock()
+    ledger = Ledger(clock)
+    one = ledger.open(meeting(1), Trail(clock.now, Stage.FIRST_BYTE, clock.now()))
+    clock.advance(2)
+    at = one.opened_at + 1.5 + off_s
+    ledger.record(StageRecord(Room(1), Stage.VERIFY, "ok", 0.5, "", "d1", at))
+    ledger.close(one, "ok")
+    told = next(stage for stage in shown(ledger, 1)["stages"] if stage["stage"] == "verify")
+    assert (told["begin_s"], told["duration_s"], told["at"]) == (begin_s, 0.5, at)
+
+
 NO_TIMES = ["nan", "inf", "-inf", "1e300", -0.1, -1e308, 10**400]
 
 
