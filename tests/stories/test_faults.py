@@ -298,9 +298,10 @@ async def evidence_of(shown: Gallery, url: str, store: str) -> bool:
     texts = Lasting(store)
     try:
         room = headers["x-kvplane-room"]
-        name = await until(lambda: texts.get(f"r:{room}"))
-        told = json.loads(await texts.get(f"q:{name.decode()}") or b"")
-        stages = [one["stage"] for one in told["attempts"][0]["stages"][room]]
+        told = json.loads(await until(lambda: texts.get(f"r:{room}")))
+        whole = json.loads(await until(lambda: texts.get(f"q:{told['request_id']}")))
+        assert whole["attempts"] == [room]
+        stages = [one["stage"] for one in told["stages"][room]]
         assert stages[-1] == "end" and "worker-pool" in stages
     finally:
         await texts.close()
