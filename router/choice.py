@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 
 from kvplane.index import View, chain
-from kvplane.vocabulary import Knowledge, PrefixChain, Stage, Worker
+from kvplane.vocabulary import Knowledge, PrefixChain, Role, Stage, Worker
 
-from .availability import available, candidates, left, served, unified
+from .availability import available, candidates, left, served
 from .belief import Belief, Doubt, worse
 from .breaker import Breakers
 from .chosen import Choice
@@ -151,9 +151,12 @@ class Chooser:
     def _unified(
         self, ask: Ask, prompt: Prompt, now: float, without: Collection[Worker]
     ) -> tuple[Sides, Ranked, Ordered, Ordered] | None:
-        """Where no prefill fits a decode, those that do both, if any is left."""
-        sides = unified(self._fleet, ask.model, self._breakers, now, without)
-        return None if sides is None else (sides, *self._order(ask, prompt, now, sides, without))
+        """Where no prefill fits a decode, those that do both, as where there is nobody else: the
+        last one is asked again, or waited for. Raises AllShut."""
+        sides = Sides(self._fleet.selectable(Role.BOTH, ask.model))
+        if not sides.prefills:
+            return None
+        return sides, *self._order(ask, prompt, now, sides, without)
 
     def _order(
         self,

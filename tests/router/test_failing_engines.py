@@ -579,3 +579,22 @@ async def test_a_decode_whose_streams_break_does_not_close_its_circuit_by_beginn
                 assert not circuit.closed
                 waits.append(circuit.wait_s(now()))
         assert waits == sorted(waits) and waits[-1] > 8 * waits[0]
+
+
+async def test_where_no_prefill_fits_a_decode_the_only_unified_worker_is_tried_again() -> None:
+    """As where there is nobody else at all: pairs that fit nobody are no others to turn to."""
+    first = [BAD]
+    unified = Engine(lambda body: first.pop() if first else GOOD)
+    engines = {"p1": Engine(), "d1": Engine(), "u1": unified}
+    facts = {"d1": {"shape": Shape(tp=3)}, "p1": {"shape": Shape(tp=2)}}
+    circuit = BreakerSettings(faults=2, pause_s=600, quick_s=0.2)
+    settings = RouterSettings(breaker=circuit, retry=SOON)
+    async with gatehouse(plane(**engines), settings, facts=facts) as house:
+        status, _, headers = await ask(house)
+        assert (status, headers["x-kvplane-decode"], unified.asked) == (200, "u1", 2)
+        first += [BAD] * 2
+        assert (await ask(house))[0] == 502
+        status, body, headers = await ask(house)
+        assert (status, json.loads(body)["error"]["code"]) == (503, "no_prefill_available")
+        assert int(headers["retry-after"]) >= 1, "it comes back: the pair would not"
+        await until(lambda: house.idle)
