@@ -108,6 +108,8 @@ def served(
     without: Collection[Worker],
 ) -> Sides:
     """Pairs; unified workers where only they are left, or only they are not busy."""
+    if fleet.uneasy:
+        fleet.uneasy.look(now, fleet.settings)
     calm = fleet.settings if fleet.uneasy.late else None
     if not (without or breakers.shut or calm) or not sides.decodes:
         return sides

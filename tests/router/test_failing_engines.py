@@ -598,3 +598,21 @@ async def test_where_no_prefill_fits_a_decode_the_only_unified_worker_is_tried_a
         assert (status, json.loads(body)["error"]["code"]) == (503, "no_prefill_available")
         assert int(headers["retry-after"]) >= 1, "it comes back: the pair would not"
         await until(lambda: house.idle)
+
+
+async def test_the_first_that_comes_after_a_prefill_stuck_goes_to_the_unified_worker() -> None:
+    engines = {"p1": Engine(HANG), "d1": Engine(HANG), "u1": Engine()}
+    told = FleetSettings(stuck_requests=2, stuck_s=0.3)
+    async with gatehouse(plane(**engines), RouterSettings(retry=NEVER, fleet=told)) as house:
+        waiting = [asyncio.create_task(ask(house)) for _ in range(2)]
+        await until(lambda: engines["p1"].asked == 2)
+        third = asyncio.create_task(ask(house))
+        waiting.append(third)
+        await until(lambda: engines["p1"].asked == 3)
+        await asyncio.sleep(0.4)
+        status, _, headers = await asyncio.wait_for(ask(house), 2)
+        assert (status, headers["x-kvplane-decode"]) == (200, "u1")
+        for task in waiting:
+            task.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+        await until(lambda: house.idle)
