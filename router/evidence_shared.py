@@ -77,11 +77,13 @@ class SharedEvidence:
         whole = await self._get(f"q:{request_id}")
         if whole is None:
             return None
-        told = [
-            await self._get(f"r:{one}") if isinstance(one, str) else one
-            for one in whole["attempts"]
-        ]
-        attempts = [one for one in told if one is not None]  # one under way is not told of yet
+        told = whole["attempts"]
+        rooms = [one for one in told if isinstance(one, str)]
+        # At once: one after the other, a store that went away would be waited for as many times.
+        found = await asyncio.gather(*(self._get(f"r:{one}") for one in rooms))
+        by_room = dict(zip(rooms, found, strict=True))
+        each = [by_room[one] if isinstance(one, str) else one for one in told]
+        attempts = [one for one in each if one is not None]  # one under way is not told of yet
         return {**whole, "attempts": attempts} if attempts else None
 
     async def room(self, room: Room) -> dict[str, Any] | None:

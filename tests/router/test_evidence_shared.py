@@ -97,6 +97,24 @@ async def test_a_room_is_told_of_though_its_request_id_came_again_at_another_gat
         assert await third.shared.request("r") == there.ledger.request("r")
 
 
+async def test_a_store_that_goes_away_meanwhile_is_waited_for_once_and_not_per_attempt() -> None:
+    class Going:
+        async def get(self, name: str) -> bytes:
+            if name.startswith("r:"):
+                asked.append(name)
+                await away.wait()
+                raise TimeoutError
+            return (
+                b'{"request_id": "r", "outcome": "ok", "attempts": ["1", "2", {"rooms": []}, "3"]}'
+            )
+
+    asked, away = list[str](), asyncio.Event()
+    reading = asyncio.create_task(Board(Going()).shared.request("r"))
+    await until(lambda: len(asked) == 3)
+    away.set()
+    assert await reading == {"request_id": "r", "outcome": "ok", "attempts": [{"rooms": []}]}
+
+
 async def test_each_room_of_a_list_and_an_attempt_without_rooms_are_told_of(
     texts: Lasting,
 ) -> None:
