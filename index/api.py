@@ -99,9 +99,13 @@ class _Routes:
             raise Refusal(406, "invalid_request", said, "accept")
         if self._sending >= (most := self._settings.snapshots):
             raise Refusal(429, "overloaded", f"{most} snapshots are on their way; ask again in 1 s")
-        follower, view = self._follower, self._view
+        follower, view, before = self._follower, self._view, self._follower.emptied
+
+        def whole() -> bool:
+            return follower.emptied == before
+
         pieces = (
-            snapshots.of_all(view, lambda: follower.cursor, packed, self._believed)
+            snapshots.of_all(view, lambda: follower.cursor, whole, packed, self._believed)
             if one is None
             else snapshots.of_one(view, one, follower.cursor, packed)
         )

@@ -61,6 +61,7 @@ class Follower:
     ) -> None:
         self.ready = asyncio.Event()
         self.cursor = NOWHERE  # what the view is true at
+        self.emptied = 0  # how often the view broke: who reads it meanwhile has seen half of it
         self._store, self._view, self._clock, self._metrics = store, view, clock, metrics
         self._at = NOWHERE  # where to tail from: ahead of `cursor` while there is a draft
         self._lost: frozenset[int] | None = None  # shards to draw anew; None = all
@@ -152,6 +153,7 @@ class Follower:
         except Exception:  # half of it may be told now, and the same would happen again and again
             self._count("broken")
             self.ready.clear()
+            self.emptied += 1
             self._draft, self._lost = None, None
             self._view.drop(Forest())
             self._lost_since = self._lost_since or self._clock.now()

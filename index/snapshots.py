@@ -8,7 +8,7 @@ change how a snapshot is sent.
 
 Each worker is read in one step and is true at the cursor of its head; workers follow each other
 while changes go on. So whoever goes on with GET /changes hears some of them twice. That is safe:
-changes are absolute, and the last one about a block wins.
+changes are absolute, and the last one about a block wins. One without its last line is not whole.
 """
 
 from __future__ import annotations
@@ -49,9 +49,14 @@ def of_one(view: View, one: Worker, cursor: Cursor, packed: bool) -> AsyncIterat
 
 
 async def of_all(
-    view: View, cursor: Callable[[], Cursor], packed: bool, more: Callable[[Worker], Line]
+    view: View,
+    cursor: Callable[[], Cursor],
+    whole: Callable[[], bool],
+    packed: bool,
+    more: Callable[[Worker], Line],
 ) -> AsyncIterator[bytes]:
-    """Every worker's, one after the other, and where to go on; `more` is added to its head."""
+    """Every worker's, one after the other, and where to go on; `more` is added to its head. Where
+    the view is not `whole` any more, of which no change tells, it ends without that."""
     first = cursor()
     for one in view.workers():
         if view.facts(one) is None:
@@ -61,6 +66,8 @@ async def of_all(
         async for piece in iterate_in_threadpool(_pieces(_after(head, lines), packed)):
             yield piece
         await asyncio.sleep(0)  # a worker without blocks waits for nobody
+    if not whole():
+        return
     yield _line({"end": True, "cursor": first, "until": cursor()}, packed)
 
 

@@ -405,6 +405,26 @@ async def test_a_snapshot_of_all_has_every_worker_and_where_to_go_on(index: Inde
     ]  # fmt: skip
 
 
+async def test_a_snapshot_during_which_the_view_breaks_has_no_last_line_to_go_on_from(
+    index: Index, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else who reads it takes the rest of the workers for empty, and no change ever tells more."""
+
+    def breaks(*_: object) -> None:
+        raise IndexError("a fault of ours")
+
+    for worker in range(40):
+        blocks = range(worker << 20, (worker << 20) + 20_000)
+        index.tell(stored(Worker(Pod(f"p{worker}")), blocks))
+    async with index.session.get(index.url + "/snapshot") as answer:
+        first = await answer.content.readline()
+        with monkeypatch.context() as patch, pytest.raises(IndexError):
+            patch.setattr(View, "take", breaks)
+            index.follower._take(None)  # type: ignore[arg-type]  # whatever it is
+        lines = [first, *(await answer.read()).splitlines()]
+    assert "worker" in json.loads(first) and "end" not in json.loads(lines[-1])
+
+
 async def test_a_snapshot_names_the_cache_group_of_what_is_not_counted(index: Index) -> None:
     group, empty = Group(1, GroupKind.WINDOW, 128, 32), Group(2, GroupKind.STATE)
     two = msgspec.structs.replace(stored(A, CHAIN.blocks[2:4], tier=Tier.CPU), group=group)
