@@ -106,11 +106,11 @@ def _last(meeting: Meeting, now: float) -> float:
 
 def _followed(standing: Sequence[Finding], happened: Sequence[Finding]) -> Iterable[Finding]:
     """Whatever failed at a worker that is dead or ill is one thing with that; that nobody could be
-    chosen is one with what is wrong with that pool, or else with the first thing that keeps them
-    from it. Whose circuit is open while others serve fails nobody now."""
+    chosen is one with what is wrong with that pool of its model, or else with the first thing that
+    keeps it from being served. Whose circuit is open while others serve fails nobody now."""
     worst = [one for one in ordered(standing) if one.blocks]
     first = next(iter(worst), None)
-    pools = {one.culprit: one for one in reversed(worst)}  # the worst of each
+    keepers = {id(one): _keeper(one, worst) for one in happened if one.rule == "nobody-chosen"}
     down = {one.culprit for one in standing if one.rule in DOWN}
     told: set[int] = set()
     for one in standing:
@@ -119,7 +119,7 @@ def _followed(standing: Sequence[Finding], happened: Sequence[Finding]) -> Itera
             for other in happened
             if (one.rule in DOWN and other.culprit == one.culprit)
             or (one is first and other.rule == "retries-used-up" and _all_of(other, down))
-            or (other.rule == "nobody-chosen" and one is pools.get(other.culprit, first))
+            or one is keepers.get(id(other))
         ]
         told.update(map(id, same))
         alone = [other for other in same if other.rule != "retries-used-up"]  # is made of others
@@ -132,6 +132,13 @@ def _followed(standing: Sequence[Finding], happened: Sequence[Finding]) -> Itera
             yield replace(one, blocks=one.blocks and not _all_of(one, aside))
 
 
+def _keeper(refused: Finding, worst: Iterable[Finding]) -> Finding | None:
+    """What kept these from being served; another model's lack did not."""
+    may = [one for one in worst if "" in (one.model, refused.model) or one.model == refused.model]
+    pool = (one for one in may if one.culprit == refused.culprit)
+    return next(pool, next(iter(may), None))
+
+
 def _all_of(finding: Finding, culprits: Collection[str]) -> bool:
     return all(name in culprits for name in finding.culprit.split(" and "))
 
@@ -140,5 +147,6 @@ def _once(found: Iterable[Finding]) -> list[Finding]:
     """One finding for each culprit and rule: the standing one says it better than the rooms."""
     kept: dict[tuple[str, str, str], Finding] = {}
     for one in found:
-        kept.setdefault((one.rule, one.culprit, one.about if one.rule == "drift" else ""), one)
+        about = one.about if one.rule == "drift" else one.model
+        kept.setdefault((one.rule, one.culprit, about), one)
     return list(kept.values())

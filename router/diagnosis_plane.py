@@ -55,7 +55,9 @@ def _all_gone(fleet: Fleet, waiting: Sequence[Waited], side: Role, model: str) -
     sentence = f"model {model!r}: no {side} of {len(names)} is left: "
     sentence += ", ".join(names[:MOST_NAMED]) + more
     step = f"bring one {side} back, or name another with --{side}; what keeps each is said below"
-    yield Finding("plane", True, sentence, f"{side} pool", step, Stage.POOL, "pool-down")
+    yield Finding(
+        "plane", True, sentence, f"{side} pool", step, Stage.POOL, "pool-down", model=model
+    )
 
 
 def _unnamed(fleet: Fleet, side: Role, model: str) -> Finding:
@@ -65,11 +67,11 @@ def _unnamed(fleet: Fleet, side: Role, model: str) -> Finding:
     of = f" of model {model!r}" if model else ""
     said = f"{of[4:]}: no" if model else "no"
     step = f"start a {side}{of}, or name one with --{side}"
-    return _empty(f"{said} {side} worker is named{but}", f"{side} pool", step)
+    return _empty(f"{said} {side} worker is named{but}", f"{side} pool", step, model)
 
 
-def _empty(sentence: str, culprit: str, step: str) -> Finding:
-    return Finding("plane", True, sentence, culprit, step, Stage.POOL, "pool-empty")
+def _empty(sentence: str, culprit: str, step: str, model: str = "") -> Finding:
+    return Finding("plane", True, sentence, culprit, step, Stage.POOL, "pool-empty", model=model)
 
 
 def _any(fleet: Fleet, waiting: Sequence[Waited], side: Role, model: str) -> bool:

@@ -58,6 +58,7 @@ class Failure:
     rooms: tuple[str, ...]
     pair: frozenset[str]  # its workers
     final: str  # why there was no other attempt: then the client was told; "" = there was one
+    model: str = ""  # whose workers could not be chosen; "" where some were
 
 
 def attempts(
@@ -66,10 +67,10 @@ def attempts(
     """What failed lately, alike failures together. Requests fail by it as long as nobody with the
     same workers succeeded since."""
     failures = [failure(one, fleet) for one in meetings if one.outcome == "failed"]
-    failures += [_refusal(one) for one in refusals if one.outcome == "failed"]
-    groups: dict[tuple[Rule, str], list[Failure]] = {}
+    failures += [_refusal(one, fleet) for one in refusals if one.outcome == "failed"]
+    groups: dict[tuple[Rule, str, str], list[Failure]] = {}
     for one in failures:
-        groups.setdefault((one.rule, one.culprit), []).append(one)
+        groups.setdefault((one.rule, one.culprit, one.model), []).append(one)
     for alike in groups.values():
         newest = max(alike, key=lambda one: one.at)
         over = any(_shows(meeting, newest) for meeting in meetings)
@@ -88,6 +89,7 @@ def attempts(
             newest.rule,
             rooms,
             len(alike),
+            newest.model,
         )
     yield from _exhausted(meetings, fleet)
 
@@ -121,10 +123,9 @@ def _exhausted(meetings: Sequence[Meeting], fleet: Fleet) -> Iterable[Finding]:
     step = f"GET /requests/{last.request_id} tells each attempt; heal what failed first"
     over = any(one.outcome == "ok" and (one.ended or 0) > (last.ended or 0) for one in meetings)
     rooms = tuple(str(room) for one in same for room in one.rooms)
-    stage = each[-1].stage if each else Stage.FIRST_BYTE
     yield Finding(
-        f"request {last.request_id}", not over, sentence, " and ".join(culprits) or "plane", step,
-        stage, "retries-used-up", rooms, max(len(each), len(given_up)),
+        f"request {last.request_id}", not over, sentence, " and ".join(culprits), step,
+        each[-1].stage, "retries-used-up", rooms, max(len(each), len(given_up)),
     )  # fmt: skip
 
 
@@ -138,7 +139,7 @@ def _attempts(last: Meeting, meetings: Sequence[Meeting]) -> list[Meeting]:
     return found[::-1]
 
 
-def _refusal(meeting: Meeting) -> Failure:
+def _refusal(meeting: Meeting, fleet: Fleet) -> Failure:
     """Nobody was chosen: it blocks as long as a finding about the workers says so."""
     error = meeting.error or {}
     stage = meeting.trail[-1][0] if meeting.trail else Stage.POOL
@@ -147,9 +148,11 @@ def _refusal(meeting: Meeting) -> Failure:
     side = "decode" if code == "no_decode_available" else "prefill"
     culprit = "plane" if rule == "shapes-differ" else f"{side} pool"
     sentence = f"request {meeting.request_id}: {error.get('message') or 'nobody could be chosen'}"
+    model = fleet.asked_for(meeting.model)[0] if rule == "nobody-chosen" else ""
     return Failure(
-        stage, rule, culprit, sentence, STAGES[stage][1], meeting.ended or 0.0, (), frozenset(), ""
-    )
+        stage, rule, culprit, sentence, STAGES[stage][1], meeting.ended or 0.0, (), frozenset(), "",
+        model,
+    )  # fmt: skip
 
 
 def failure(meeting: Meeting, fleet: Fleet) -> Failure:

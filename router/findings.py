@@ -42,10 +42,13 @@ class Finding:
     rule: Rule  # which of the rules says so
     rooms: tuple[str, ...] = ()  # newest first
     count: int = 1  # attempts it is seen in
+    model: str = ""  # the one whose requests it keeps from being served; "" = of any
 
     def shown(self) -> dict[str, Any]:
         """As JSON."""
-        return asdict(self) | {"stage": self.stage.value, "rooms": list(self.rooms[:MOST_NAMED])}
+        told = asdict(self) | {"stage": self.stage.value, "rooms": list(self.rooms[:MOST_NAMED])}
+        del told["model"]  # the sentence says it
+        return told
 
 
 def ordered(findings: Iterable[Finding]) -> list[Finding]:

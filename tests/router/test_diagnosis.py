@@ -509,6 +509,23 @@ def test_who_was_turned_away_for_want_of_a_decode_is_told_with_the_missing_decod
     assert "model 'tiny'" in first.sentence
 
 
+@pytest.mark.parametrize("asked", ["tiny", "tuned", "other", ""])
+def test_who_was_turned_away_is_told_with_what_its_own_model_lacks(asked: str) -> None:
+    """The one has a decode, which is ill; the other has none, which comes first."""
+    fleet = Fleet()
+    another = replace(PREFILL, pod=Pod("a1"), url="http://a1:1", model="other")
+    for up in (replace(PREFILL, adapters=("tuned",)), DECODE, another):
+        fleet.up(up)
+    for _ in range(5):
+        fleet.mark_health(DECODE.pod, False, 1.0, "refused")
+    made = Meeting("r9", 1, "/generate", asked, (), None, None, None, outcome="failed", begun=99.0)
+    made.steps, made.ended = [Stage.POOL, 99.0], 99.0
+    made.error = {"code": "no_decode_available", "message": "no decode can be used"}
+    found = {one.culprit: one.count for one in told(fleet, refused=[made, made])}
+    ill = asked in ("tiny", "tuned")
+    assert found == {"decode pool": 1 if ill else 2, "d1": 2 if ill else 1}
+
+
 @pytest.mark.parametrize("reason", ["no_tokenizer", "broken_tokenizer", "engine_silent"])
 def test_requests_without_tokens_are_counted_until_there_are_some(reason: Any) -> None:
     blind = [meeting(number, "ok") for number in range(3)]
