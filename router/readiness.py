@@ -53,12 +53,11 @@ def marks(fleet: Fleet, breakers: Breakers, now: float, name: str) -> dict[str, 
 
 def _apart(targets: Sequence[Target], asked: Sequence[Target], states: dict[Worker, State]) -> str:
     """Why no model has all it needs though each side has somebody; "" where one has."""
-    lacking = {
-        name: _lacking({one.role for one in asked if one.serves(name)})
-        for name in sorted({one.model for one in asked if one.model} or {""})
-    }
-    if not all(lacking.values()):
-        return ""
+    lacking = dict[str, list[Role]]()
+    for name in sorted({one.model for one in asked if one.model} or {""}):
+        lacking[name] = _lacking({one.role for one in asked if one.serves(name)})
+        if not lacking[name]:
+            return ""  # one is enough: every scrape asks, and models may be many
     return "; ".join(
         f"model {name!r}: {_why(side, [one for one in targets if one.serves(name)], states)}"
         for name, sides in lacking.items()
