@@ -11,6 +11,7 @@ import sys
 from collections.abc import AsyncIterator
 from typing import Any
 
+import msgspec
 import pytest
 from fastapi import FastAPI
 from fastapi.responses import Response
@@ -26,7 +27,7 @@ from kvplane.events.broadcast import TooMany
 from kvplane.events.records import record
 from kvplane.index import Batch, IndexSettings, MemoryStore
 from kvplane.runtime import SystemClock, running
-from kvplane.tailing import Events, tail, words
+from kvplane.tailing import Event, Events, _Tail, tail, words
 from kvplane.terminal import NotKvplane
 from kvplane.vocabulary import (
     BlockHash,
@@ -48,6 +49,16 @@ from kvplane.vocabulary import (
 P = Worker(Pod("p"))
 E = Epoch(1)
 SETTINGS = {"after": "", "json": False}
+
+
+@pytest.mark.parametrize("reason", ["at\u00a0p1", "a\u2028b", "\x7f\x9b2J", "caf\u00e9"])
+def test_a_record_is_told_as_it_is_and_draws_nothing(
+    reason: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    told = msgspec.json.encode({"reason": reason}).decode()
+    _Tail(SETTINGS | {"json": True, "url": ""})._take(Event("1", "changes", told))  # type: ignore[arg-type]
+    (line,) = capsys.readouterr().out.split("\n")[:-1]
+    assert line.isprintable() and json.loads(line) == {"reason": reason}
 
 
 class Tail:

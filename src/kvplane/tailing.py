@@ -74,6 +74,11 @@ def _plain(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else "?" for c in text)
 
 
+def _printable(data: str) -> str:
+    """The same record, and nothing in it that a terminal would obey."""
+    return data if data.isprintable() else json.dumps(json.loads(data), separators=(",", ":"))
+
+
 def _said(change: Mapping[str, Any]) -> str:
     kind, tier = change["kind"], change.get("tier")
     if kind == "known":
@@ -156,7 +161,8 @@ class _Tail:
         if event.name in ("gone", "error"):
             raise _Again(_reason(event.data), fresh=event.name == "gone")
         if event.name == "changes":
-            for line in [event.data] if self._json else words(json.loads(event.data)):
+            lines = [_printable(event.data)] if self._json else words(json.loads(event.data))
+            for line in lines:
                 say(line)
         self.cursor = event.id or self.cursor
 
