@@ -176,9 +176,8 @@ class Counted:
     def _removed(self, event: BlocksRemoved, out: Translation) -> None:
         at, tier, copies = AT[event.tier], event.tier, self._copies
         waiting = self.waiting
-        twice = (
-            bool(waiting.blocks) and not self._counts
-        )  # held and told again behind a lost parent
+        # A block may be held, and wait as well: told again behind a parent that was lost.
+        twice = bool(waiting.blocks) and not self._counts
         keys, plain = iter(event.hashes), not self.chunks.told and not twice
         while True:
             key = copies.let_go(keys, tier, at, out) if plain else next(keys, None)

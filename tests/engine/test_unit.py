@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
+from kvplane.engine.cache import Lease
 from kvplane.engine.errors import Overloaded
+from kvplane.engine.unit import Unit
 
 Start = Callable[..., Awaitable[Any]]
 
@@ -31,6 +33,16 @@ async def meanwhile(last: BaseException | None = None) -> AsyncIterator[None]:
             raise last
 
 
+async def leaves(unit: Unit, taken: Lease, waiting: asyncio.Task[Lease], moment: int) -> None:
+    """So many turns after pages came back for it; where it got them all the same, it gives them."""
+    await turns(2)
+    unit.give_back(taken)
+    await turns(moment)
+    waiting.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        unit.give_back(await waiting)
+
+
 @pytest.mark.parametrize("moment", range(9))
 @pytest.mark.parametrize("held", [meanwhile, contextlib.nullcontext])
 async def test_who_leaves_around_its_turn_keeps_no_page(start: Start, moment: int, held) -> None:
@@ -38,12 +50,7 @@ async def test_who_leaves_around_its_turn_keeps_no_page(start: Start, moment: in
     unit = both.engine.units[0]
     taken = await unit.lease([1] * 100, 28)
     waiting = asyncio.create_task(unit.lease([2] * 100, 0, "", held()))
-    await turns(2)
-    unit.give_back(taken)
-    await turns(moment)
-    waiting.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        unit.give_back(await waiting)
+    await leaves(unit, taken, waiting, moment)
     assert (unit.cache.pages().free, unit.cache.at_work) == (8, 0)
 
 
@@ -67,11 +74,6 @@ async def test_blocks_that_made_room_for_who_left_are_told_as_gone(
     await both.tokens(input_ids=[7] * 64, sampling_params={"max_new_tokens": 1})
     taken = await unit.lease([1] * 60, 4)
     waiting = asyncio.create_task(unit.lease([2] * 100, 0))
-    await turns(2)
-    unit.give_back(taken)
-    await turns(moment)
-    waiting.cancel()
-    with contextlib.suppress(asyncio.CancelledError):
-        unit.give_back(await waiting)
+    await leaves(unit, taken, waiting, moment)
     assert unit.cache.evicted_blocks == 3
     assert unit.cache.drain() == [], "evicted, and nobody was told"
